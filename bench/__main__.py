@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import batch, latency, rival, stage, step, throughput, verification
+from bench import latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.produce import produce
@@ -46,9 +46,9 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, batch, stage, step, rival or sensors.")] = "",
+    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, stage, step, rival or sensors.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
-    verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification and batch.")] = 10_000_000,
+    verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
     lanes: Annotated[int, typer.Option(min=1, help="`lanes` of the measured pipelines.")] = 1,
@@ -91,8 +91,6 @@ def main(
             results["latency"] = {name: asdict(found) for name, found in _latencies(stack, latency_seconds)}
         if only in ("", "verification"):
             results["verification"] = asdict(_verification(stack, verified_events))
-        if only == "batch":
-            results["batch"] = [asdict(one) for one in _batch(stack, verified_events)]
     finally:
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
@@ -118,16 +116,6 @@ def _verification(stack: LocalStack, events: int) -> verification.Verified:
         f"verification of {found.records:,} records, {found.rows:,} rows: {found.seconds:.1f} s, CPU seconds: {cpu}; "
         f"peak memory {found.peak_pss_bytes / 1e6:,.0f} MB (PSS)"
     )
-    return found
-
-
-def _batch(stack: LocalStack, events: int) -> list[batch.Batch]:
-    topic = f"bench-batch-{uuid4().hex[:6]}"
-    produce(stack.addresses().kafka_client, topic, events, None, 200, 0.1, 0.0, 1, 4)
-    found = []
-    for one in batch.measure(stack, topic, events):
-        console.print(f"{one.work}: {one.seconds:.1f} s, CPU seconds {one.cpu_seconds:.1f}, load average {one.load:.1f}")
-        found.append(one)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Jobs for the launchpad that read a pipeline's stored data: compact and rebuild keys, verify the table. Spark is optional.
+"""Jobs for the launchpad that read a pipeline's stored data: compact and rebuild keys, verify the table.
 
 Each job takes the pipeline's id and does one thing; it may be repeated, and killed at any time.
 """
@@ -12,29 +12,27 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_project.jobs.control import OfPipeline, done, job_of, known
-from dagster_project.jobs.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state, spark_tasks
+from dagster_project.jobs.repairs import WithSpark, check_same_pipeline, compacted, instant, key_state
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from dagster_project.report_metadata import examples_metadata, report_metadata, summary
 from dagster_project.run_config import read_config
 from pipelines.connectors.nats.client import JetStream
 from pipelines.counts import count_of
-from pipelines.engine.run_spec import RunSpec
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.progress import as_lines
 from pipelines.proof.put_back import put_back
 from pipelines.proof.verification.run import Request, verify
-from pipelines.proof.verification.slices import verify_in_tasks
 from resources.spark import SparkResource
 from resources.streaming_jobs import Announce, StreamingJobs
 
 Work = Callable[[StreamingJobs, SparkResource, Pipeline, Any, Announce], dict[str, Any]]
 
 
-class OfKeys(OfPipeline, WithSpark):
-    """The pipeline whose keys are processed."""
+class Compact(OfPipeline, WithSpark):
+    """The pipeline whose keys are compacted."""
 
 
-class Verify(OfPipeline, WithSpark):
+class Verify(OfPipeline):
     """The records to verify: those that arrived in a range, as far as proof is possible."""
 
     since: str | None = Field(default=None, description="Records that arrived at this instant (ISO 8601) or later. Empty: all.")
@@ -53,8 +51,8 @@ class PutBackMissing(OfPipeline):
 
 def build(files: PipelineFiles) -> dg.Definitions:
     work: list[tuple[str, type[dg.Config], Work, str]] = [
-        ("compact_keys", OfKeys, _compact, "Merge the segments of the key store and drop expired keys."),
-        ("rebuild_state", OfKeys, _rebuild_state, "Rebuild the key store of a stopped pipeline from the raw stream."),
+        ("compact_keys", Compact, _compact, "Merge the segments of the key store and drop expired keys."),
+        ("rebuild_state", OfPipeline, _rebuild_state, "Rebuild the key store of a stopped pipeline from the raw stream."),
         ("verify_pipeline", Verify, _verify, "Recompute the table's rows from the raw records, and compare."),
         ("put_back_missing", PutBackMissing, _put_back, "Insert confirmed rows that the table has lost, recomputed from raw."),
     ]
@@ -74,14 +72,13 @@ def _job(files: PipelineFiles, name: str, config_class: type[dg.Config], work: W
     return job_of(files, name, config_class, run, description)
 
 
-def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Announce) -> dict[str, Any]:
+def _compact(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Compact, _: Announce) -> dict[str, Any]:
     return compacted(jobs, pipeline, pyspark if config.with_spark else None)
 
 
-def _rebuild_state(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: OfKeys, _: Announce) -> dict[str, Any]:
+def _rebuild_state(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: OfPipeline, announce: Announce) -> dict[str, Any]:
     with key_state(jobs, pipeline) as keys:
-        tasks = spark_tasks(jobs, keys.connections.run, pyspark) if config.with_spark else None
-        return asdict(rebuild(keys, tasks=tasks))
+        return asdict(rebuild(keys))
 
 
 def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: PutBackMissing, announce: Announce) -> dict[str, Any]:
@@ -98,17 +95,13 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
     return metadata
 
 
-def _verify(jobs: StreamingJobs, pyspark: SparkResource, pipeline: Pipeline, config: Verify, announce: Announce) -> dict[str, Any]:
+def _verify(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: Verify, announce: Announce) -> dict[str, Any]:
     """Verify the table. Raise Failure with the findings if something differs."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)
     with closing(JetStream(resolved.nats).connect()) as log:
-        if config.with_spark:
-            run = RunSpec.beside(pipeline.path.read_text(), resolved)
-            report = verify_in_tasks(resolved, log, request, spark_tasks(jobs, run, pyspark), as_lines(announce))
-        else:
-            report = verify(resolved, log, request, as_lines(announce))
+        report = verify(resolved, log, request, as_lines(announce))
     metadata = report_metadata(report)
     if report.findings:
         raise dg.Failure(summary(report), metadata={**metadata, **examples_metadata(report.examples())}, allow_retries=False)

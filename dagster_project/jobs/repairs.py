@@ -60,7 +60,7 @@ class WithSpark(dg.Config):
     )
 
 
-def spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Tasks:
+def _spark_tasks(jobs: StreamingJobs, run: RunSpec, pyspark: SparkResource) -> Tasks:
     """Return the Spark tasks; they receive the servers' addresses that differ from the environment, which workers have already."""
     variables = {name: value for name, value in jobs.environment().items() if os.environ.get(name) != value}
     return batch_tasks(pyspark.spark_session, run, variables)
@@ -95,7 +95,7 @@ def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True)
 def compacted(jobs: StreamingJobs, pipeline: Pipeline, pyspark: SparkResource | None) -> dict[str, Any]:
     """Compact the pipeline's key store, as Spark tasks if a resource is given; return the numbers."""
     with key_state(jobs, pipeline) as keys:
-        share = spark_tasks(jobs, keys.connections.run, pyspark).run if pyspark else None
+        share = _spark_tasks(jobs, keys.connections.run, pyspark).run if pyspark else None
         return compaction_numbers(compact(keys, share=share))
 
 

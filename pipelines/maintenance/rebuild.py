@@ -1,8 +1,7 @@
 """Rebuild of a lost or damaged key store from the raw stream: the same records through the same stages give the same keys.
 
-Nothing is published. The work is done here (`rebuild_ways`), or as Spark tasks (`rebuild_tasks`). Each range is read under its original
-configuration, as the ledger's plans name it, without the records that the plans have made dead letters. The numbers of rows and duplicates
-must equal the ledger's counts; only then are the new segments listed.
+Nothing is published. Each range is read under its original configuration, as the ledger's plans name it, without the records that the
+plans have made dead letters. The numbers of rows and duplicates must equal the ledger's counts; only then are the new segments listed.
 
 Once the raw stream was purged, its beginning cannot be replayed, nor can the rest by the same rules, because earlier keys are missing. But
 only keys with an open window are needed: they come after the newest `done` by whose end all earlier windows have ended, and the out stream
@@ -10,21 +9,24 @@ shows which of their records were accepted. Both streams must reach back to that
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 
-from pipelines.connectors.nats.client import fetch_whole
-from pipelines.engine.execute import Tasks
+from pipelines.connectors.nats.client import check_contiguous, fetch_whole
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
-from pipelines.maintenance.rebuild_tasks import InTasks
-from pipelines.maintenance.rebuild_ways import Here, RebuildItem, RebuildReport, Way
-from pipelines.process.arrivals import Arrived
-from pipelines.process.program import new_counts
+from pipelines.process.arrivals import Arrived, arrivals, steps
+from pipelines.process.buckets import key_owners, listed, live_runs, shares
+from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
+from pipelines.process.frames import frame_times
+from pipelines.process.program import Program, add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
+from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NOTHING, PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan, Watermarks
 from pipelines.protocol.ledger import Open
@@ -33,6 +35,10 @@ from pipelines.protocol.positions import packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
+
+FRAMES_PER_PORTION = 120
+"""Frames that are replayed together; a frame has some thousand records of usual size."""
+_REPLAYED_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_arrival", *KEY_COLUMNS, TIME_COLUMN, BEFORE_COLUMN, PAST_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -46,18 +52,16 @@ class Rebuilt:
     runs: int
 
 
-def rebuild(state: KeyState, progress: Progress = no_progress, tasks: Tasks | None = None) -> Rebuilt:
+def rebuild(state: KeyState, progress: Progress = no_progress, frames_per_portion: int = FRAMES_PER_PORTION) -> Rebuilt:
     """Write the store anew, up to the last `done`; an open plan is left for the next start. Safe to kill, and to repeat.
 
-    `progress` counts the frames read. Without `tasks` it runs here. Raise FencedError while the process leg is up,
-    DataLossError if the streams do not reach back to the oldest live key, InvariantError if the counts differ from the ledger's; then
-    nothing was listed.
+    `progress` counts the frames read. Raise FencedError while the process leg is up, DataLossError if the streams do not reach back to the
+    oldest live key, InvariantError if the counts differ from the ledger's; then nothing was listed.
     """
-    with state.held() as (chain, found):
-        done = state.last(found)
-        way = Here(state.connections, done.clock_resets) if tasks is None else InTasks(state.connections, done.clock_resets, tasks)
-        rebuilding = _Rebuilding(state, done, found.sequence, way)
-        rebuilding.replay_all(progress)
+    with state.held() as (chain, chain_state):
+        done = state.last(chain_state)
+        rebuilding = _Rebuilding(state, done, chain_state.sequence)
+        rebuilding.replay_all(progress, frames_per_portion)
         result = rebuilding.result()
         chain.restate(replace(done, runs=RunLists(state.connections.log, state.names).write(None, rebuilding.runs)))
         return result
@@ -74,8 +78,8 @@ class EndOfRange:
 class _Rebuilding:
     """The growing new store. Until they are listed its segments belong to no reader, so a merge deletes its inputs at once."""
 
-    def __init__(self, state: KeyState, done: ProcessDone, end: int, way: Way) -> None:
-        self._state, self._done, self._end, self._way = state, done, end, way
+    def __init__(self, state: KeyState, done: ProcessDone, end: int) -> None:
+        self._state, self._connections, self._done, self._end = state, state.connections, done, end
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
         self._clock_us = self._from = 0
@@ -87,9 +91,9 @@ class _Rebuilding:
         self.runs: Lists = {}
         """The new segments by bucket, in the ledger's form."""
 
-    def replay_all(self, progress: Progress) -> None:
+    def replay_all(self, progress: Progress, frames_per_portion: int) -> None:
         """Replay all needed frames up to the last `done`, in portions of one configuration."""
-        log, stream, to = self._state.connections.log, self._state.names.stream("raw"), self._done.to
+        log, stream, to = self._connections.log, self._state.names.stream("raw"), self._done.to
         purged = read_purged(log, self._state.names, "raw")
         held = log.state(stream)
         if held is None or (not purged.below and held.first_sequence > 1):
@@ -99,19 +103,23 @@ class _Rebuilding:
             self._begin_at(self._oldest_needed(purged))
         begin = self._from
         for start, end, version in self._ranges(begin):
-            for frames in self._way.portions(start, min(end, to), self._clock_us, self._done.buckets):
-                self._replay(frames, version)
+            messages = fetch_whole(log, stream, self._state.names.subjects("raw"), start, min(end, to))
+            frames = arrivals(messages, self._clock_us, self._done.clock_resets)
+            while portion := list(islice(frames, frames_per_portion)):
+                sequences = [frame.message.sequence for frame in portion]
+                check_contiguous(stream, sequences, self._from, sequences[-1])
+                self._replay(portion, version)
                 progress("replaying the raw stream", self._from - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
         """Yield the process chain, as far as it reaches back."""
-        log, subject = self._state.connections.log, self._state.names.chain(PROCESS_CHAIN.leg)
+        log, subject = self._connections.log, self._state.names.chain(PROCESS_CHAIN.leg)
         messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._end)
         return (PROCESS_CHAIN.decode(message).body for message in messages)
 
     def _oldest_needed(self, purged: Purged) -> ProcessDone:
         """Return the newest `done` at whose end the windows of all earlier keys have ended by now."""
-        config = config_of(self._state.connections, self._done.config)
+        config = config_of(self._connections, self._done.config)
         expired = config.dedup.expired_us(self._done)
 
         def newest_us(done: ProcessDone) -> int:
@@ -143,7 +151,7 @@ class _Rebuilding:
 
     def _positions_in_out(self) -> Words:
         """Return the positions of the out rows whose records are replayed, sorted."""
-        log, names = self._state.connections.log, self._state.names
+        log, names = self._connections.log, self._state.names
         out = log.state(names.stream("out"))
         frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
         parts = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
@@ -172,37 +180,45 @@ class _Rebuilding:
                 ranges.append((start, to, version))
         return ranges
 
-    def _replay(self, frames: list[Arrived], version: str) -> None:
+    def _replay(self, frames: Sequence[Arrived], version: str) -> None:
         """Replay one portion through the stages and write its keys to the stores."""
-        config, to = config_of(self._state.connections, version), frames[-1].message.sequence
-        before, behind = (EndOfRange(clock_us, self._watermarks) for clock_us in (self._clock_us, frames[-1].arrival_us))
-        item = RebuildItem(
-            start=self._from,
-            to=to,
-            config=version,
-            buckets=self._done.buckets,
-            expired=config.dedup.expired_us(before),
-            expired_after=config.dedup.expired_us(behind),
-            watermarks=self._watermarks,
-            poison=tuple(poison for (sequence, _), poison in self._poison.items() if self._from < sequence <= to),
-            runs=self.runs,
-        )
-        for report in self._way.replay(frames, item, self._accepted_positions):
-            self._take(report)
+        config, to = config_of(self._connections, version), frames[-1].message.sequence
+        decided = tuple(poison for (sequence, _), poison in self._poison.items() if self._from < sequence <= to)
+        rows = pa.concat_tables([self._rows(config, step, decided) for step in steps(frames)], promote_options="default")
+        times = frame_times(rows, frames, self._watermarks, config)
+        if self._accepted_positions is not None:
+            rows = _among(rows, self._accepted_positions)
+        for bucket, part in shares(rows, key_owners(rows, self._done.buckets)):
+            self._add_keys(config, bucket, part, frames[-1], times)
+        if times is not None:
+            self._watermarks = times.last
         self._from, self._clock_us = to, frames[-1].arrival_us
 
-    def _take(self, report: RebuildReport) -> None:
-        self._counts.update(report.counts)
-        self._accepted += report.accepted
-        self._duplicates += report.duplicates
-        if report.watermarks is not None:
-            self._watermarks = report.watermarks
-        for bucket, runs in report.runs.items():
-            self._state.check_written(int(bucket), runs)
-            storage = self._state.connections.dedup_store(int(bucket)).storage
-            for name in {run[0] for run in self.runs.get(bucket, [])} - {run[0] for run in runs}:
-                storage.delete(name)
-            self.runs[bucket] = runs
+    def _rows(self, config: Program, step: Sequence[Arrived], decided: tuple[Poison, ...]) -> pa.Table:
+        """Return the input of dedup for the rows that pass the stages; records that a plan has decided are not tried again."""
+        made = run(config, self._connections.engine, step, decided)
+        add_counts(self._counts, made.counts)
+        return made.rows.select([name for name in _REPLAYED_COLUMNS if name in made.rows.column_names])
+
+    def _add_keys(self, config: Program, bucket: int, rows: pa.Table, last: Arrived, times: FrameTimes | None) -> None:
+        """Deduplicate the portion's rows of one bucket, in position order, and add their keys to its store as a new segment.
+
+        `last`: the portion's last frame. The portion begins after the frame at `_from`.
+        """
+        before, after = (config.dedup.expired_us(EndOfRange(at, self._watermarks)) for at in (self._clock_us, last.arrival_us))
+        store = self._connections.dedup_store(bucket)
+        store.open(live_runs(self.runs, bucket))
+        firsts, _ = config.dedup.first_of_keys(rows, store, times)
+        entries = firsts.entries
+        if times is None:
+            # By arrival older entries of a key have expired, too; by event time one of these may hide a live one.
+            entries = entries.take(entries.time > after)
+        runs = listed(store.add(entries, (self._from, last.message.sequence), before, has_turn=True))
+        for name in {name for name, *_ in self.runs.get(str(bucket), [])} - {name for name, *_ in runs}:
+            store.storage.delete(name)
+        self.runs[str(bucket)] = runs
+        self._accepted += firsts.accepted.num_rows
+        self._duplicates += firsts.duplicates.num_rows
 
     def result(self) -> Rebuilt:
         """Return the counts. Raise InvariantError if they differ from the ledger's."""
@@ -215,5 +231,14 @@ class _Rebuilding:
                 f"rebuilding the key store: the replay counted {found[0]:,} records, {found[1]:,} accepted and {found[2]:,} duplicates; "
                 f"the ledger counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}. No segment was listed; report this with the log"
             )
-        runs = [run for listing in self.runs.values() for run in listing]
-        return Rebuilt(*found, sum(run[1] for run in runs), len(runs))
+        entries = [rows for listing in self.runs.values() for _, rows, *_ in listing]
+        return Rebuilt(*found, sum(entries), len(entries))
+
+
+def _among(rows: pa.Table, positions: Words) -> pa.Table:
+    """Return the rows at `positions`, which are sorted and may be far more."""
+    own = position_keys(rows)
+    at = np.searchsorted(positions, own)
+    is_among = at < len(positions)
+    is_among[is_among] = positions[at[is_among]] == own[is_among]
+    return rows.filter(pa.array(is_among))

@@ -1,7 +1,7 @@
 """The process leg's work on raw frames: through the stages, and then to the buckets.
 
 Without dedup a bucket holds the records of its Kafka partitions. With dedup it holds keys: all rows of a plan in a bucket are handled
-together. `maintenance.rebuild_ways` does the first part of the work again.
+together. `maintenance.rebuild` does the first part of the work again.
 """
 
 from collections import Counter

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.dedup_case import check_first_of_keys, copies, event, key_state, ke
 from support.pipeline_case import PipelineCase, wait_until
 
 import pipelines.maintenance.rebucket
+from pipelines.engine.execute import batch_tasks
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
 from pipelines.maintenance.compact import compact
 from pipelines.maintenance.rebucket import rebucket
@@ -141,6 +143,20 @@ def test_a_damaged_run_ends_a_compaction_in_tasks_unlisted(case: PipelineCase, s
     listed, state = listed_files(case), key_state(case)
     with pytest.raises(StateDamagedError, match=path.name):
         compact(state, share=tasks_of(state, session).run)
+    state.close()
+    assert listed_files(case) == listed
+
+
+@pytest.mark.spark
+def test_segments_written_on_a_foreign_host_are_not_listed(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
+    case.write_file(keyed_by("id"))
+    case.create_topic()
+    batches(case)
+    listed, state = listed_files(case), key_state(case)
+    elsewhere = shutil.copytree(store_directory(case), tmp_path / "other host")
+    tasks = batch_tasks(session, replace(state.connections.run, state_storage=str(elsewhere)), {})
+    with pytest.raises(HaltError, match=r"a task has written .* set state_uri"):
+        compact(state, share=tasks.run)
     state.close()
     assert listed_files(case) == listed
 

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.dedup_case import copies, key_state, keyed_by, live_entries, tasks_of
+from support.dedup_case import copies, key_state, keyed_by, live_entries
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.errors import DataLossError, StateDamagedError
@@ -148,8 +148,7 @@ def lose_state(case: PipelineCase) -> None:
         case.warm_run()
 
 
-@pytest.mark.parametrize("in_tasks", [False, pytest.param(True, marks=pytest.mark.spark)])
-def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase, request: pytest.FixtureRequest, in_tasks: bool) -> None:
+def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase) -> None:
     case.write_file(keeping("5s", also=keyed_by("id", window="2s")))
     case.create_topic()
     feed_until(case, lambda: is_purged(case))
@@ -157,7 +156,7 @@ def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase, req
     assert before
     lose_state(case)
     state = key_state(case)
-    rebuild(state, tasks=tasks_of(state, request.getfixturevalue("session")) if in_tasks else None)
+    rebuild(state)
     state.close()
     assert live_entries(case) == before
     case.warm_run()

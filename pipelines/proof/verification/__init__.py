@@ -7,7 +7,6 @@
 - `table`, `rows`: the table's side, with and without position columns; sums per bucket of frames and column first, rows where sums differ.
 - `findings`: dead letters, Kafka's bytes, and the counts.
 - `copies`: for the audit, which records without a row are copies.
-- `slices`: a long range in Spark tasks, each with a `run` of its own; the results as one.
 
 Induction: the copies within one window before the range are not found again. The table's own rows show which of these records were
 accepted, and a verification of the hours before proves them. Where the window reaches back to the pipeline's first frame, nothing is taken

@@ -27,12 +27,12 @@ ENGINE_MEMORY = "640MiB"
 
 
 @contextmanager
-def reference_engine(directory: Path, threads: int = 2) -> Iterator[duckdb.DuckDBPyConnection]:
+def reference_engine(directory: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an engine. Its tables, and spilled data, are in a new directory below `directory`, which is removed at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     with (
         TemporaryDirectory(prefix="verification-", dir=directory) as own,
-        open_spilling_engine(Path(own), ENGINE_MEMORY, threads) as engine,
+        open_spilling_engine(Path(own), ENGINE_MEMORY) as engine,
     ):
         yield engine
 

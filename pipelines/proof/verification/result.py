@@ -1,12 +1,11 @@
-"""The report of a verification, and one report for several that cover neighboring ranges."""
+"""The report of a verification."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
-from pipelines.proof.report import Finding, Gap, Report
+from pipelines.proof.report import Report
 
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
 WAITING_RECORDS = "records on raw that process has not read, by the ledger: verify again"
@@ -62,52 +61,3 @@ class Verification(Report):
         same = [checksum.column for checksum in self.checksums if checksum.expected == checksum.found]
         if same:
             yield f"same checksum on both sides: {', '.join(same)}"
-
-
-def add_up(parts: Sequence[Verification], examples: int) -> Verification:
-    """Return one verification for several of neighboring ranges, in their order: counts and checksums add up, the first examples stay."""
-    ranges = [part for part in parts if part.arrivals and part.sequences]
-    first, last = (ranges[0], ranges[-1]) if ranges else (parts[0], parts[0])
-    counts: Counter[str] = Counter()
-    findings: dict[tuple[str, str, str | None], Finding] = {}
-    for part in parts:
-        counts.update(part.counts)
-        for finding in part.findings:
-            key = (finding.place, finding.kind, finding.column)
-            before = findings.get(key, replace(finding, count=0, examples=()))
-            both = [*before.examples, *finding.examples][:examples]
-            findings[key] = replace(before, count=before.count + finding.count, examples=both)
-    return Verification(
-        first.pipeline,
-        dict(counts),
-        [*findings.values()],
-        _gaps_added_up(gap for part in parts for gap in part.not_proven),
-        _gaps_added_up(gap for part in parts for gap in part.not_compared),
-        first.table,
-        (first.arrivals[0], last.arrivals[1]) if first.arrivals and last.arrivals else None,
-        (first.sequences[0], last.sequences[1]) if first.sequences and last.sequences else None,
-        _checksums_added_up(parts),
-    )
-
-
-def _checksums_added_up(parts: Iterable[Verification]) -> list[Checksum]:
-    sums: Counter[tuple[str, str]] = Counter()
-    for checksum in (checksum for part in parts for checksum in part.checksums):
-        sums.update({(checksum.column, "expected"): int(checksum.expected, 16), (checksum.column, "found"): int(checksum.found, 16)})
-    columns = dict.fromkeys(column for column, _ in sums)
-    return [Checksum(column, hex_sum(sums[column, "expected"]), hex_sum(sums[column, "found"])) for column in columns]
-
-
-def _gaps_added_up(gaps: Iterable[Gap]) -> list[Gap]:
-    """Join the gaps of one kind; their counts add up."""
-    by_kind: dict[str, Gap] = {}
-    for gap in gaps:
-        before = by_kind.get(gap.what)
-        count = gap.count if before is None or gap.count is None else (before.count or 0) + gap.count
-        by_kind[gap.what] = Gap(gap.what, count)
-    return [*by_kind.values()]
-
-
-def hex_sum(of_hashes: int) -> str:
-    """Return the sum modulo 2^64, as a checksum is written."""
-    return f"{of_hashes & (1 << 64) - 1:016x}"

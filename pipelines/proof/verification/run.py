@@ -90,21 +90,16 @@ class Subject:
 
 
 class Verifier:
-    """One verification, or one slice of one; use it once, `subject` first.
+    """One verification; use it once, `subject` first.
 
-    `follows`: the frames before the range belong to another slice, which reports their faults. `report` fills up meanwhile. `last_fault`:
-    the last position that is missing in the table or extra there; 0 for none. `missing`: positions whose rows are missing in a table with
-    position columns, ascending.
+    `report` fills up meanwhile. `missing`: positions whose rows are missing in a table with position columns, ascending.
     """
 
-    def __init__(
-        self, config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress, follows: bool = False
-    ) -> None:
-        self._config, self._log, self._request, self._progress, self._follows = config, log, request, progress, follows
+    def __init__(self, config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> None:
+        self._config, self._log, self._request, self._progress = config, log, request, progress
         self._names, self._sink = Names(config.pipeline_id), config.sink
         self._raw = self._names.stream("raw")
         self.report = Verification(config.pipeline_id, table=f"{config.sink.connection_params.database}.{config.sink.table}")
-        self.last_fault = 0
         self.missing: RawPositions = NO_POSITIONS
 
     def subject(self) -> Subject | None:
@@ -123,18 +118,17 @@ class Verifier:
         compared = self._columns(history, configs)
         return Subject(history, configs, configs[history.plans[-1].version], compared.columns, compared.lost)
 
-    def compare(self, subject: Subject | None, threads: int = 2) -> Span | None:
-        """Note the differences; return the compared span, None if there is nothing to compare. `threads`: of DuckDB."""
+    def compare(self, subject: Subject | None) -> None:
+        """Note the differences, as far as there is a span to compare."""
         if subject is None:
-            return None
+            return
         compare = self._compare_positions if subject.has_positions else self._compare_rows
-        with reference_engine(self._request.directory, threads) as engine:
+        with reference_engine(self._request.directory) as engine:
             span = compare(engine, subject)
         if span is not None:
             self.report.arrivals, self.report.sequences = arrivals_of(subject.history, span), (span.first, span.last)
             if subject.has_positions:
                 self.find_strangers()
-        return span
 
     def _columns(self, history: History, configs: dict[str, Program]) -> ColumnChoice:
         """Return the columns that can be compared; note the others, and the part of the table's definition that removes rows."""
@@ -159,7 +153,7 @@ class Verifier:
         source = Source(self._log, self._names, subject.history, subject.configs)
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
-        of_ledger = subject.history.frames(span.first if self._follows else span.read_from, span.last)
+        of_ledger = subject.history.frames(span.read_from, span.last)
         missing = [sequence for sequence in of_ledger if sequence not in seen.arrivals_us]
         other = [sequence for sequence in of_ledger if seen.arrivals_us.get(sequence, ledger_us[sequence]) != ledger_us[sequence]]
         self.report.find("streams", "missing", len(missing), self._frames_named(missing))
@@ -205,7 +199,7 @@ class Verifier:
             report.leave_out(f"values of column {name} that the table's DEFAULT filled in", count)
         self._progress("comparing rows")
         report.findings += table.faults(request.examples, config.topic)
-        self.last_fault, self.missing = table.last_fault, table.missing
+        self.missing = table.missing
         for column, count in table.unsure.items():
             report.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
         self._find_beside_rows(engine, subject, span, seen)

@@ -9,15 +9,12 @@ steps are made here, from types and names. No output of the steps is used.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import PlainSerializer, PlainValidator
+from typing import Any
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification.values import Reading, is_sound, key_text, literal, reading, takes_null
-from pipelines.protocol.codec import Count, Flag, Form, Text
 from pipelines.protocol.records import MAX_ROW_BYTES
 from pipelines.types.columns import ColumnType, parse_type
 
@@ -27,23 +24,19 @@ Shapes = dict[tuple[str, ...], list[int]]
 """Hashes of lists of keys, by the path of an object."""
 
 
-NamedType = Annotated[ColumnType, PlainValidator(lambda text: parse_type(str(text))), PlainSerializer(str)]
-"""A column's type, in JSON by its name."""
-
-
 @dataclass(frozen=True)
-class Column(Form):
+class Column:
     """A column that is compared: its name in the engine, and in the table, and its type there.
 
     `former`: its other names in configurations; rows from position `since` on were made under its own name.
     """
 
-    label: Text
-    name: Text
-    type: NamedType
-    has_default: Flag
-    former: tuple[Text, ...] = ()
-    since: Count = 0
+    label: str
+    name: str
+    type: ColumnType
+    has_default: bool
+    former: tuple[str, ...] = ()
+    since: int = 0
 
 
 @dataclass(frozen=True)

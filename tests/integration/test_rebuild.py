@@ -1,41 +1,32 @@
-"""A key store that is rebuilt by Spark tasks: what is rebuilt here, and nothing where a part of it fails."""
+"""A key store that is rebuilt: the keys that were there, and nothing where a part of it fails."""
 
 import asyncio
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nats
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of, timed_by
+from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, timed_by
 from support.pipeline_case import PipelineCase
 
-from pipelines.engine.execute import batch_tasks
-from pipelines.errors import DataLossError, FencedError, HaltError
-from pipelines.maintenance import rebuild_tasks
+from pipelines.errors import DataLossError, FencedError
 from pipelines.maintenance.rebuild import Rebuilt, rebuild
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.steps import Context
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import StageOutput
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark]
+pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(autouse=True)
-def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several rounds over the exchange, each of which finds the store of those before."""
-    monkeypatch.setattr(rebuild_tasks, "RECORDS_PER_BUCKET", 40)
-
-
-def rebuilt(case: PipelineCase, session: SparkSession | None, **options: Any) -> Rebuilt:
+def rebuilt(case: PipelineCase, frames_per_portion: int = 2, **options: Any) -> Rebuilt:
+    """Rebuild in several portions, each of which finds the store of those before."""
     state = key_state(case)
     try:
-        return rebuild(state, tasks=tasks_of(state, session) if session else None, **options)
+        return rebuild(state, frames_per_portion=frames_per_portion, **options)
     finally:
         state.close()
 
@@ -68,19 +59,15 @@ def prepared(case: PipelineCase) -> None:
     case.warm_run()
 
 
-def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSession) -> None:
+def test_a_rebuilt_store_holds_the_same_live_keys(case: PipelineCase) -> None:
     prepared(case)
     before = live_entries(case)
     shutil.rmtree(store_of(case))
     reported: list[tuple[int, int]] = []
-    here = rebuilt(case, None)
+    found = rebuilt(case, progress=lambda _, done=0, total=0: reported.append((done, total)))
     assert live_entries(case) == before
-    shutil.rmtree(store_of(case))
-    tasks = rebuilt(case, session, progress=lambda _, done=0, total=0: reported.append((done, total)))
-    assert live_entries(case) == before
-    assert (tasks.records, tasks.accepted, tasks.duplicates) == (here.records, here.accepted, here.duplicates)
-    assert tasks.duplicates > 800
-    assert len(reported) > 3, "in rounds"
+    assert found.duplicates > 800
+    assert len(reported) > 3, "in portions"
     assert reported[-1][0] == reported[-1][1]
     assert run_files(case) == listed_files(case)
     case.send(copies(400, first=1600, keys=1499))
@@ -88,7 +75,7 @@ def test_tasks_rebuild_what_is_rebuilt_here(case: PipelineCase, session: SparkSe
     assert case.count() == len({row[1] for row in case.rows()}), "a key is in the table once"
 
 
-def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase, session: SparkSession) -> None:
+def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase) -> None:
     case.write_file(keyed_by("id", window="1ms"))
     case.create_topic(partitions=1)
     for number in range(3):
@@ -96,12 +83,12 @@ def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase, sess
         case.warm_run()
     before = live_entries(case)
     assert len(before) == 100
-    found = rebuilt(case, session)
+    found = rebuilt(case, frames_per_portion=100)
     assert (found.accepted, found.entries) == (300, 100)
     assert live_entries(case) == before
 
 
-def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: SparkSession) -> None:
+def test_windows_of_event_times_are_rebuilt(case: PipelineCase) -> None:
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
     numbers = random.Random(7)
@@ -115,7 +102,7 @@ def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: Spark
     before = live_entries(case)
     assert before
     shutil.rmtree(store_of(case))
-    assert rebuilt(case, session).duplicates > 0
+    assert rebuilt(case).duplicates > 0
     assert live_entries(case) == before
     case.send([f'{{"id": {key}, "name": "y", "at": {1_780_000_110 + key}}}'.encode() for key in range(40)])
     case.warm_run()
@@ -123,9 +110,7 @@ def test_tasks_rebuild_windows_of_event_times(case: PipelineCase, session: Spark
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 5, fate
 
 
-def test_a_record_that_a_plan_has_decided_is_not_tried_again(
-    case: PipelineCase, session: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_a_plan_has_decided_is_not_tried_again(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the stages still end on it or not, it stays the dead letter that it became."""
     case.write_file(keyed_by("id"))
     case.create_topic()
@@ -144,13 +129,12 @@ def test_a_record_that_a_plan_has_decided_is_not_tried_again(
         assert any(tried)
         tried.clear()
         before = live_entries(case)
-        rebuilt(case, None)
+        rebuilt(case)
         assert tried and not any(tried)
         assert live_entries(case) == before
-    for way in (None, session):
-        shutil.rmtree(store_of(case))
-        rebuilt(case, way)
-        assert live_entries(case) == before
+    shutil.rmtree(store_of(case))
+    rebuilt(case)
+    assert live_entries(case) == before
     assert [dead_letter["code"] for dead_letter in case.dead_letters()].count(INTERNAL_ERROR) == 1
 
 
@@ -158,7 +142,7 @@ class _Killed(BaseException):
     pass
 
 
-def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, session: SparkSession) -> None:
+def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase) -> None:
     prepared(case)
     before, listed = live_entries(case), listed_files(case)
 
@@ -167,32 +151,22 @@ def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase, 
         raise _Killed
 
     with pytest.raises(_Killed):
-        rebuilt(case, session, progress=kill)
+        rebuilt(case, frames_per_portion=6, progress=kill)
     assert (live_entries(case), listed_files(case)) == (before, listed)
     assert run_files(case) > listed, "what nobody lists"
     shutil.rmtree(store_of(case))
-    rebuilt(case, session)
+    rebuilt(case)
     assert live_entries(case) == before
     case.warm_run()
     assert run_files(case) == listed_files(case), "the next start has deleted what nobody lists"
 
 
-def test_runs_written_on_a_foreign_host_are_not_listed(case: PipelineCase, session: SparkSession, tmp_path: Path) -> None:
-    prepared(case)
-    listed, state = listed_files(case), key_state(case)
-    elsewhere = batch_tasks(session, replace(state.connections.run, state_storage=str(tmp_path / "other host")), {})
-    with pytest.raises(HaltError, match=r"a task has written .* set state_uri"):
-        rebuild(state, tasks=elsewhere)
-    state.close()
-    assert listed_files(case) == listed
-
-
-def test_a_missing_raw_frame_ends_a_rebuilding_unlisted(case: PipelineCase, session: SparkSession) -> None:
+def test_a_missing_raw_frame_ends_a_rebuilding_unlisted(case: PipelineCase) -> None:
     prepared(case)
     listed = listed_files(case)
     asyncio.run(delete_frame(case, 7))
     with pytest.raises(DataLossError, match="7"):
-        rebuilt(case, session)
+        rebuilt(case)
     assert listed_files(case) == listed
 
 
@@ -202,7 +176,7 @@ async def delete_frame(case: PipelineCase, sequence: int) -> None:
     await client.close()
 
 
-def test_tasks_rebuild_nothing_while_the_pipeline_runs(case: PipelineCase, session: SparkSession) -> None:
+def test_nothing_is_rebuilt_while_the_pipeline_runs(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(100))
@@ -210,7 +184,7 @@ def test_tasks_rebuild_nothing_while_the_pipeline_runs(case: PipelineCase, sessi
     runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner)
     with pytest.raises(FencedError, match="already holds leg process"):
-        rebuilt(case, session)
+        rebuilt(case)
     runner.request_stop()
     thread.join()
     check_first_of_keys(case)
