@@ -15,6 +15,7 @@ from rich.table import Table
 from bench import latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
+from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.topology import INGEST, KINDS
 from resources.local.stack import LocalStack
@@ -77,7 +78,7 @@ def main(
                 continue
             topic = f"bench-{size}-{uuid4().hex[:6]}"
             console.print(f"producing {count:,} events of about {size} bytes, {share:.0%} of them copies")
-            made = produce(stack.addresses().kafka_client, topic, count, None, size, share, 0.0, 1, 4)
+            made = produce(stack.addresses().kafka_client, topic, Recipe(size=size, duplicate_share=share), count)
             for name, legs in cases:
                 measured = []
                 for number in range(runs):
@@ -109,7 +110,7 @@ def _latencies(stack: LocalStack, seconds: float) -> Iterator[tuple[str, latency
 
 def _verification(stack: LocalStack, events: int) -> verification.Verified:
     topic = f"bench-verification-{uuid4().hex[:6]}"
-    made = produce(stack.addresses().kafka_client, topic, events, None, 200, 0.1, 0.0, 1, 4)
+    made = produce(stack.addresses().kafka_client, topic, Recipe(duplicate_share=0.1), events)
     found = verification.measure(stack, topic, events, made.duplicates)
     cpu = ", ".join(f"{'tallyflow verify' if group == 'driver' else group} {spent:.1f}" for group, spent in found.cpu_seconds.items())
     console.print(

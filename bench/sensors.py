@@ -22,6 +22,7 @@ import yaml
 from dagster_project.definitions import RESOURCES, build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
 from pipelines.control.processes import start_mark
+from pipelines.demo.orders import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.naming import Names
 from resources.clickhouse import ClickHouseResource
@@ -61,7 +62,7 @@ def measure(stack: LocalStack, ticks: int = 100) -> list[Ticks]:
     """The servers must be up. Starts and stops two runners with a JVM each."""
     addresses = stack.addresses()
     topic = f"bench-sensors-{time.time_ns()}"
-    produce(addresses.kafka_client, topic, 1000, None, 200, 0.0, 0.0, 1, 4)
+    produce(addresses.kafka_client, topic, Recipe(), 1000)
     with TemporaryDirectory(prefix="tallyflow-bench-") as made, ExitStack() as open_things:
         directory, home = Path(made) / "files", Path(made) / "home"
         directory.mkdir()

@@ -204,7 +204,7 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
 def _ask(directory: Path) -> dict[str, Any] | None:
     from pipelines.control.control import ask, find_runners, together
 
-    answers = [answer for found in find_runners(directory) if (answer := ask(found, timedelta(seconds=_ANSWER_SECONDS))) is not None]
+    answers = [answer for runner in find_runners(directory) if (answer := ask(runner, timedelta(seconds=_ANSWER_SECONDS))) is not None]
     if len(answers) < len(find_runners(directory)):
         raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
     return together(answers) if answers else None
@@ -285,11 +285,13 @@ def produce(
 ) -> None:
     """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
     from pipelines.connectors.kafka.settings import client_settings
+    from pipelines.demo.orders import Recipe
     from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
         source = only_source(load(file))
-        summary = send(client_settings(source), source.topic, count, rate, size, duplicate_share, bad_share, seed, partitions)
+        recipe = Recipe(seed, size, duplicate_share, bad_share)
+        summary = send(client_settings(source), source.topic, recipe, count, rate, partitions)
     typer.echo(json.dumps(asdict(summary), indent=2))
 
 

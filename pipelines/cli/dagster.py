@@ -141,13 +141,14 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     """Produce sample orders to the topic of the example while the topic is empty."""
     from pipelines.connectors.kafka.client import KafkaTopic
     from pipelines.connectors.kafka.settings import client_settings
+    from pipelines.demo.orders import Recipe
     from pipelines.demo.produce import ensure_topic, produce
 
     source = only_source(load(_EXAMPLE, environment))
     connection = client_settings(source)
     ensure_topic(connection, source.topic, 4)
     if _is_empty(KafkaTopic(source)):
-        made = produce(connection, source.topic, _SAMPLE_ORDERS, duplicate_share=0.1, bad_share=0.001)
+        made = produce(connection, source.topic, Recipe(duplicate_share=0.1, bad_share=0.001), _SAMPLE_ORDERS)
         out.print(
             f"produced {made.produced:,} orders to topic {made.topic}: 1 in 10 is a copy, 1 in 1,000 is broken on purpose", highlight=False
         )

@@ -153,8 +153,8 @@ def _through(log: JetStream, config: PipelineConfig) -> int:
     names = Names(config.pipeline_id)
     if log.state(names.stream("ledger")) is None:
         return 0
-    found = tally(log, names, config.topology)
-    return found.dead_letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in found.legs for one in (CONFIRMED, DUPLICATE))
+    tallied = tally(log, names, config.topology)
+    return tallied.dead_letters.rows_in + sum(leg.outcomes.get(one.label, 0) for leg in tallied.legs for one in (CONFIRMED, DUPLICATE))
 
 
 class _Stage:
@@ -196,11 +196,8 @@ class _Stage:
             made = produce(
                 client_settings(source),
                 source.topic,
+                recipe,
                 count,
-                size=recipe.size,
-                duplicate_share=recipe.duplicate_share,
-                bad_share=recipe.bad_share,
-                seed=recipe.seed,
                 partitions=_PARTITIONS,
                 progress=lambda _, done=0, total=0: bar.update(task, completed=done),
             )
@@ -284,9 +281,9 @@ class _Stage:
         """Print the tally; return (whether it has a residue, the duplicates that it counts)."""
         _headline(self._console, 4, "The tally: what each leg counted")
         with closing(JetStream(self._config.nats).connect()) as log:
-            found = tally(log, self._names, self._config.topology)
-        self._console.print(tally_table(self._config.pipeline_id, found))
-        return found.residue != 0, sum(leg.outcomes.get(DUPLICATE.label, 0) for leg in found.legs)
+            tallied = tally(log, self._names, self._config.topology)
+        self._console.print(tally_table(self._config.pipeline_id, tallied))
+        return tallied.residue != 0, sum(leg.outcomes.get(DUPLICATE.label, 0) for leg in tallied.legs)
 
     def _show_rows(self) -> None:
         sink = self._config.sink

@@ -53,8 +53,8 @@ _DISHES = (
 _MAX_QUANTITY = 5
 _PRICES = range(350, 4_950)
 _NOTES = ("no onions", 'ring "twice"', "à emporter", "extra hot\nplease")
-_NOTE_WEIGHTS = (0.5, 0.3)
-"""Shares of orders without a note and of those with a null; the others have a text."""
+_NOTE_SHARES = (0.5, 0.3, *[0.2 / len(_NOTES)] * len(_NOTES))
+"""Shares of orders without a note, of those with a null, and of those with each text."""
 
 _QUANTITY = re.compile(rb'"quantity":\d+')
 _PRICE = re.compile(rb'"price":[\d.]+,')
@@ -129,14 +129,12 @@ def _draw_kinds(recipe: Recipe, block: int, has_sources: bool) -> Codes:
 
     If there is nothing to copy yet, the first event that is not bad is a good one.
     """
-    random = _random(recipe, block, 0)
-    draw = random.random(recipe.block_events)
-    kinds = np.full(len(draw), KINDS.index(GOOD), dtype=np.int8)
-    kinds[draw < recipe.bad_share + recipe.duplicate_share] = KINDS.index(DUPLICATE)
-    bad = draw < recipe.bad_share
-    kinds[bad] = random.integers(len(KINDS) - len(BAD_KINDS), len(KINDS), len(draw))[bad]
-    if not has_sources and not bad.all():
-        kinds[np.argmin(bad)] = KINDS.index(GOOD)
+    good = max(0.0, 1 - recipe.duplicate_share - recipe.bad_share)
+    shares = [good, recipe.duplicate_share, *[recipe.bad_share / len(BAD_KINDS)] * len(BAD_KINDS)]
+    kinds = _random(recipe, block, 0).choice(len(KINDS), recipe.block_events, p=shares).astype(np.int8)
+    is_bad = kinds > KINDS.index(DUPLICATE)
+    if not has_sources and not is_bad.all():
+        kinds[np.argmin(is_bad)] = KINDS.index(GOOD)
     return kinds
 
 
@@ -149,9 +147,9 @@ def _with_copies(recipe: Recipe, block: int, events: Events, sources: Events) ->
     good = np.flatnonzero(is_good)
     if is_copy.any():
         candidates = np.concatenate([np.arange(len(sources)), len(sources) + good])
-        known = len(sources) + np.cumsum(is_good)[is_copy]
+        good_before = len(sources) + np.cumsum(is_good)[is_copy]
         indices = np.arange(len(events)) + len(sources)
-        indices[is_copy] = candidates[(_random(recipe, block, 1).random(len(known)) * known).astype(np.int64)]
+        indices[is_copy] = candidates[(_random(recipe, block, 1).random(len(good_before)) * good_before).astype(np.int64)]
         keys, values = (
             pa.concat_arrays([before, now]).take(pa.array(indices))
             for before, now in ((sources.keys, events.keys), (sources.values, events.values))
@@ -205,8 +203,10 @@ def _render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
         _pick(dishes, dish * _MAX_QUANTITY + quantity),
         _pick(prices, random.integers(0, len(prices), len(numbers))),
         _pick(tags, dish),
-        _pick(notes, _draw_notes(random, len(numbers))),
-        *_instants(numbers, random),
+        _pick(notes, random.choice(len(notes), len(numbers), p=_NOTE_SHARES)),
+        '"ordered_at":"',
+        _instants(numbers, random),
+        'Z"',
     ]
     whole = pc.binary_join_element_wise(*pieces, "")
     return keys.cast(pa.binary()), pc.binary_join_element_wise(whole, _padding(recipe, block, whole), "}", "").cast(pa.binary())
@@ -232,28 +232,13 @@ def _fragments() -> tuple[pa.Array, ...]:
     return tuple(pa.array(pieces, pa.string()) for pieces in (addresses, dishes, tags, ["", '"note":null,', *texts], prices))
 
 
-def _draw_notes(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Draw an index into the note fragments per event: 0 absent, 1 null, then the texts."""
-    without, null = _NOTE_WEIGHTS
-    draw = random.random(count)
-    texts = random.integers(2, 2 + len(_NOTES), count)
-    return np.where(draw < without, 0, np.where(draw < without + null, 1, texts))
-
-
-def _instants(numbers: npt.NDArray[np.int64], random: np.random.Generator) -> tuple[pa.Array, pa.Array]:
-    """Render the field `ordered_at` in two pieces.
+def _instants(numbers: npt.NDArray[np.int64], random: np.random.Generator) -> pa.Array:
+    """Render the instants of `ordered_at`, without their zone.
 
     One order per _EVENT_INTERVAL_MS, each up to _LATENESS_MS earlier, so the orders are out of order.
     """
     millis = int(_START.timestamp() * 1000) + numbers * _EVENT_INTERVAL_MS - random.integers(0, _LATENESS_MS, len(numbers))
-    seconds, rows = np.unique(millis // 1000, return_inverse=True)
-    until_second = pa.array([f'"ordered_at":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}' for second in seconds.tolist()])
-    return _pick(until_second, rows), _pick(_milli_fragments(), millis % 1000)
-
-
-@cache
-def _milli_fragments() -> pa.Array:
-    return pa.array([f'.{millis:03d}Z"' for millis in range(1000)])
+    return pc.replace_substring(pa.array(millis, pa.timestamp("ms")).cast(pa.string()), " ", "T")
 
 
 def _padding(recipe: Recipe, block: int, values: pa.Array) -> pa.Array:

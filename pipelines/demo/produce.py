@@ -51,25 +51,21 @@ class ProduceSummary:
 def produce(
     connection: Mapping[str, str | bool | int],
     topic: str,
+    recipe: Recipe,
     count: int,
     rate: float | None = None,
-    size: int = 200,
-    duplicate_share: float = 0.0,
-    bad_share: float = 0.0,
-    seed: int = 1,
     partitions: int = 4,
     progress: Progress = no_progress,
 ) -> ProduceSummary:
-    """Send `count` orders with their ids as keys; create the topic with `partitions` partitions if it is missing.
+    """Send `count` orders of the recipe with their ids as keys; create the topic with `partitions` partitions if it is missing.
 
     `connection`: librdkafka settings that connect and log in, as `connection_settings` gives them.
     `rate`: events per second on average since the first event: after a stall the rest is sent faster. None: as fast as possible.
-    Raises ConfigurationError for numbers that make no recipe, RetryableError when Kafka is away or an event was not acknowledged within
+    Raises ConfigurationError for a rate that is not positive, RetryableError when Kafka is away or an event was not acknowledged within
     30 s, and HaltError for an error that waiting does not repair.
     """
     if rate is not None and rate <= 0:
         raise ConfigurationError("produce", [Fault("rate", f"must be more than 0, not {rate}")])
-    recipe = Recipe(seed, size, duplicate_share, bad_share)
     ensure_topic(connection, topic, partitions)
     sending = _Sending(connection, topic)
     kinds: Counter[str] = Counter()
@@ -91,9 +87,9 @@ def ensure_topic(connection: Mapping[str, str | bool | int], topic: str, partiti
     """Create the topic if it is missing; an existing one keeps its partitions. Raise RetryableError or HaltError."""
     doing = f"creating topic {topic}"
     admin = AdminClient({**connection, "log_level": 0})
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1)
+    new_topic = NewTopic(topic, num_partitions=partitions, replication_factor=-1)
     try:
-        admin.create_topics([wanted], request_timeout=_REQUEST_SECONDS)[topic].result()
+        admin.create_topics([new_topic], request_timeout=_REQUEST_SECONDS)[topic].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise map_error(doing, error) from error

@@ -48,12 +48,9 @@ def records_in(kafka: dict[str, str], topic: str) -> list[tuple[int, int, bytes,
 
 
 def test_the_topic_holds_exactly_the_events_of_the_recipe(kafka: dict[str, str], topic: str) -> None:
-    summary = produce(kafka, topic, 20_000, duplicate_share=0.1, bad_share=0.05, seed=3, partitions=3)
-    expected = [
-        event
-        for block in orders(Recipe(3, 200, 0.1, 0.05), 20_000)
-        for event in zip(block.keys.to_pylist(), block.values.to_pylist(), strict=True)
-    ]
+    recipe = Recipe(3, 200, 0.1, 0.05)
+    summary = produce(kafka, topic, recipe, 20_000, partitions=3)
+    expected = [event for block in orders(recipe, 20_000) for event in zip(block.keys.to_pylist(), block.values.to_pylist(), strict=True)]
     found = records_in(kafka, topic)
     assert Counter((key, value) for *_, key, value in found) == Counter(expected)
     assert summary.produced == summary.good + summary.bad + summary.duplicates == 20_000
@@ -66,7 +63,7 @@ def test_the_topic_holds_exactly_the_events_of_the_recipe(kafka: dict[str, str],
 
 
 def test_records_of_one_key_are_in_one_partition_in_their_order(kafka: dict[str, str], topic: str) -> None:
-    produce(kafka, topic, 5000, duplicate_share=0.5, partitions=4)
+    produce(kafka, topic, Recipe(duplicate_share=0.5), 5000, partitions=4)
     partitions_of: dict[bytes, set[int]] = {}
     for partition, _, key, _ in records_in(kafka, topic):
         partitions_of.setdefault(key, set()).add(partition)
@@ -74,8 +71,8 @@ def test_records_of_one_key_are_in_one_partition_in_their_order(kafka: dict[str,
 
 
 def test_a_second_call_appends_and_tells_its_own_offsets(kafka: dict[str, str], topic: str) -> None:
-    first = produce(kafka, topic, 300, partitions=1)
-    second = produce(kafka, topic, 200, seed=2, partitions=7)
+    first = produce(kafka, topic, Recipe(), 300, partitions=1)
+    second = produce(kafka, topic, Recipe(seed=2), 200, partitions=7)
     assert first.offsets == {0: (0, 299)}
     assert second.offsets == {0: (300, 499)}
 
@@ -83,9 +80,11 @@ def test_a_second_call_appends_and_tells_its_own_offsets(kafka: dict[str, str], 
 def test_the_rate_is_kept_without_drift(kafka: dict[str, str], topic: str) -> None:
     seen: list[tuple[float, int]] = []
     started = time.monotonic()
-    produce(
-        kafka, topic, 1500, rate=1000, partitions=1, progress=lambda _, sent=0, total=0: seen.append((time.monotonic() - started, sent))
-    )
+
+    def note(_: str, sent: int = 0, total: int = 0) -> None:
+        seen.append((time.monotonic() - started, sent))
+
+    produce(kafka, topic, Recipe(), 1500, rate=1000, partitions=1, progress=note)
     assert seen[-1][1] == 1500
     # Never ahead of the schedule; behind it only while the machine is busy.
     assert all(sent - 1 <= 1000 * elapsed for elapsed, sent in seen)
@@ -95,18 +94,17 @@ def test_an_event_that_kafka_refuses_is_an_error(kafka: dict[str, str], topic: s
     admin = AdminClient({**kafka, "log_level": 0})
     admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "1000"})])[topic].result()
     with pytest.raises(TallyflowError, match="MSG_SIZE_TOO_LARGE"):
-        produce(kafka, topic, 10, size=50_000)
+        produce(kafka, topic, Recipe(size=50_000), 10)
 
 
-def test_numbers_that_make_no_recipe_are_refused_unsent(kafka: dict[str, str], topic: str) -> None:
-    for wrong in ({"bad_share": 0.7, "duplicate_share": 0.7}, {"size": 0}, {"rate": 0.0}):
-        with pytest.raises(ConfigurationError):
-            produce(kafka, topic, 10, **wrong)
+def test_a_rate_of_zero_is_refused_and_nothing_is_sent(kafka: dict[str, str], topic: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be more than 0"):
+        produce(kafka, topic, Recipe(), 10, rate=0.0)
     assert topic not in AdminClient({**kafka, "log_level": 0}).list_topics(timeout=10).topics
 
 
 def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], topic: str) -> None:
-    produce(kafka, topic, 12_000, bad_share=0.01, partitions=3)
+    produce(kafka, topic, Recipe(bad_share=0.01), 12_000, partitions=3)
     rows = [tuple(row.values()) for batch in topic_batches({**kafka}, topic, with_values=True) for row in batch.to_pylist()]
     assert sorted(rows, key=lambda row: row[:2]) == sorted(
         ((p, o, value) for p, o, _, value in records_in(kafka, topic)), key=lambda row: row[:2]
@@ -114,7 +112,7 @@ def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], t
 
 
 def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:
-    produce(kafka, topic, 1, partitions=1)
+    produce(kafka, topic, Recipe(), 1, partitions=1)
     producer = Producer({**kafka, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
     for is_committed in (True, False, True, False):
