@@ -26,10 +26,10 @@ class Deletion:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
         with closing(JetStream(self._config.nats).connect()) as log:
             states = {role: log.state(self._names.stream(role)) for role in ROLES}
-        found = {self._names.stream(role): state for role, state in states.items() if state}
-        if not found and not self._directory.exists() and not (self._drops_table and self._has_table()):
+        streams = {self._names.stream(role): state for role, state in states.items() if state}
+        if not streams and not self._directory.exists() and not (self._drops_table and self._has_table()):
             raise never_started(self._config.pipeline_id)
-        lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in found.items()]
+        lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in streams.items()]
         lines.append(f"directory {self._directory}")
         if self._config.state_uri:
             lines.append(f"key stores {self._state_storage}")

@@ -186,13 +186,13 @@ class KeyState:
 
     def _summary(self, state: ProcessState) -> StoreState:
         config = self.stage_config(state)
-        found = []
+        buckets = []
         for bucket in range(self.last(state).buckets):
             store = self.store(state, bucket)
             sizes = [store.storage.size(facts.name) for facts in store.live]
-            found.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
+            buckets.append(BucketState(bucket, sum(facts.rows for facts in store.live), sum(sizes), len(sizes)))
         window = timedelta(microseconds=config.dedup.window_us)
-        return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(found))
+        return StoreState(self.names.pipeline, config.dedup.key, window, clock(state, config), tuple(buckets))
 
     def why(self, texts: Sequence[str], progress: Progress = no_progress) -> KeyHistory:
         """Return the history of the key whose fields have these values, in the order of the file's `key`.
@@ -206,13 +206,13 @@ class KeyState:
         config = self.stage_config(state)
         values, hi, lo = self._hashed(config, texts)
         bucket = int(bucket_of_key(lo, self.last(state).buckets)[0])
-        found = self.store(state, bucket).find(hi, lo)
-        if not found.is_found[0]:
+        entry = self.store(state, bucket).find(hi, lo)
+        if not entry.is_found[0]:
             return KeyHistory(values, bucket, None, None, False, 0, (), 0)
-        at, first = instant(int(found.time[0])), Position(int(found.sequence[0]), int(found.ordinal[0]), 0)
+        at, first = instant(int(entry.time[0])), Position(int(entry.sequence[0]), int(entry.ordinal[0]), 0)
         expires = at + timedelta(microseconds=config.dedup.window_us)
         purged = read_purged(self.connections.log, self.names, "raw")
-        start = start_at(self.connections.log, self.names, config, first.sequence, int(found.time[0]), purged.below)
+        start = start_at(self.connections.log, self.names, config, first.sequence, int(entry.time[0]), purged.below)
         duplicates, dropped, scanned = self._copies(state, config, (hi[0], lo[0]), first, start, progress)
         now = clock(state, config)
         is_expired, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
@@ -221,8 +221,8 @@ class KeyState:
     def _hashed(self, config: Program, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
         """Return the key's values by field, and its hash, as the stages themselves read a record with these fields."""
         if len(texts) != len(config.dedup.key):
-            wanted = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
-            raise ConfigurationError("reading the key", [Fault("", wanted)])
+            message = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
+            raise ConfigurationError("reading the key", [Fault("", message)])
         fields = {field.name: field for field in config.parse.parsed_fields}
         record = {}
         for name, text in zip(config.dedup.key, texts, strict=True):
@@ -255,20 +255,20 @@ class KeyState:
         """Return (number, the first few, records read) of the key's records after `first` that had been processed by `state`."""
         count = records = 0
         shown: list[Seen] = []
-        for found in replayed(self.connections.log, self.names, self.connections.engine, config, start, self.last(state).to, progress):
-            hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
-            mine = found.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
+        for portion in replayed(self.connections.log, self.names, self.connections.engine, config, start, self.last(state).to, progress):
+            hi, lo = (portion.rows.column(name).to_numpy() for name in KEY_COLUMNS)
+            mine = portion.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]
             count += len(later)
-            records += found.records
+            records += portion.records
             shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
         return count, shown, records
 
 
 def clock(state: ProcessState, config: Program) -> datetime | None:
     """Return the time by which windows end."""
-    found = config.dedup.clock_us(state.done.body) if state.done else NEVER
-    return None if found == NEVER else instant(found)
+    clock_us = config.dedup.clock_us(state.done.body) if state.done else NEVER
+    return None if clock_us == NEVER else instant(clock_us)
 
 
 def _seen_row(row: dict[str, Any]) -> Seen:

@@ -71,13 +71,15 @@ def _described(log: JetStream, names: Names, leg: LegId, state: ChainState[Plan,
     body, after = plan.body, state.done.sequence if state.done else 0
     entries = log.fetch(names.stream("ledger"), names.chain(leg), after, plan.sequence)
     since = next(message.time for message in entries if leg.chain.decode(message).kind == Plan.KIND)
-    found = OpenPlan(leg, body.start, body.to, since)
+    open_plan = OpenPlan(leg, body.start, body.to, since)
     if isinstance(body, ProcessPlan):
-        return replace(found, config=body.config)
+        return replace(open_plan, config=body.config)
     if not isinstance(body, SinkPlan):
-        return found
+        return open_plan
     pieces = Pieces.of(body.pieces, body.rows)
-    of_chunk = replace(found, config=body.config, table=body.table, rows=body.rows, abandoned=body.abandoned.rows if body.abandoned else 0)
+    of_chunk = replace(
+        open_plan, config=body.config, table=body.table, rows=body.rows, abandoned=body.abandoned.rows if body.abandoned else 0
+    )
     return replace(of_chunk, settled=pieces.sent, refused=len(pieces.refused), pieces=len(pieces.ends))
 
 

@@ -48,13 +48,13 @@ def rebucket(state: KeyState) -> Rebucketed:
     leases = acquire_all(log, names, state.directory, config.topology.legs)
     try:
         chain = Chain(log, names, PROCESS_CHAIN, leases[config.topology.process].holder.epoch)
-        found = chain.open()
-        if found.plan is not None:
+        chain_state = chain.open()
+        if chain_state.plan is not None:
             raise HaltError(
                 f"rebucketing {names.pipeline}: a range was begun and is not finished; start the pipeline with the number of buckets that "
                 "it has, then rebucket"
             )
-        result = _rewritten(state, chain, found, config.buckets)
+        result = _rewritten(state, chain, chain_state, config.buckets)
         change_buckets(config, log)
         return result
     finally:

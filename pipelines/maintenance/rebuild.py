@@ -20,6 +20,7 @@ from pipelines.connectors.nats.client import check_contiguous, fetch_whole
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.replay import Start, process_entries
 from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.buckets import key_owners, listed, live_runs, shares
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
@@ -28,7 +29,7 @@ from pipelines.process.program import Program, add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.progress import Progress, no_progress
-from pipelines.protocol.bodies import NOTHING, PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan, Watermarks
+from pipelines.protocol.bodies import PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Open
 from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
 from pipelines.protocol.positions import packed, position_keys
@@ -67,14 +68,6 @@ def rebuild(state: KeyState, progress: Progress = no_progress, frames_per_portio
         return result
 
 
-@dataclass(frozen=True)
-class EndOfRange:
-    """The progress of time at the end of a range (`watermarks.Clocks`)."""
-
-    clock_us: int
-    watermarks: Watermarks
-
-
 class _Rebuilding:
     """The growing new store. Until they are listed its segments belong to no reader, so a merge deletes its inputs at once."""
 
@@ -82,8 +75,7 @@ class _Rebuilding:
         self._state, self._connections, self._done, self._end = state, state.connections, done, end
         self._counts: Counter[str] = Counter(new_counts())
         self._accepted = self._duplicates = 0
-        self._clock_us = self._from = 0
-        self._watermarks = NOTHING
+        self._at = Start()
         self._totals_before: dict[str, int] = {}
         self._accepted_positions: Words | None = None
         self._poison: dict[tuple[int, int], Poison] = {}
@@ -101,21 +93,18 @@ class _Rebuilding:
             raise DataLossError(f"rebuilding the key store: {stream} {begins}, earlier records cannot be replayed; restore a backup")
         if purged.below:
             self._begin_at(self._oldest_needed(purged))
-        begin = self._from
+        begin = self._at.sequence
         for start, end, version in self._ranges(begin):
             messages = fetch_whole(log, stream, self._state.names.subjects("raw"), start, min(end, to))
-            frames = arrivals(messages, self._clock_us, self._done.clock_resets)
+            frames = arrivals(messages, self._at.clock_us, self._done.clock_resets)
             while portion := list(islice(frames, frames_per_portion)):
                 sequences = [frame.message.sequence for frame in portion]
-                check_contiguous(stream, sequences, self._from, sequences[-1])
+                check_contiguous(stream, sequences, self._at.sequence, sequences[-1])
                 self._replay(portion, version)
-                progress("replaying the raw stream", self._from - begin, to - begin)
+                progress("replaying the raw stream", self._at.sequence - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
-        """Yield the process chain, as far as it reaches back."""
-        log, subject = self._connections.log, self._state.names.chain(PROCESS_CHAIN.leg)
-        messages = fetch_whole(log, self._state.names.stream("ledger"), subject, 0, self._end)
-        return (PROCESS_CHAIN.decode(message).body for message in messages)
+        return process_entries(self._connections.log, self._state.names, self._end)
 
     def _oldest_needed(self, purged: Purged) -> ProcessDone:
         """Return the newest `done` at whose end the windows of all earlier keys have ended by now."""
@@ -136,16 +125,16 @@ class _Rebuilding:
 
     def _begin_at(self, done: ProcessDone) -> None:
         """Prepare to replay the records after `done` by the rows on out. Raise DataLossError if the out stream lacks rows."""
-        self._from, self._clock_us, self._watermarks = done.to, done.clock_us, done.watermarks
+        self._at = Start.behind(done)
         self._totals_before = dict(done.totals)
         totals = {name: self._counted(name) for name in self._done.totals}
         rows_out, missing = totals.get(WRITTEN.total, 0), residue(PROCESS_CHAIN.leg, totals.get("rows_in", 0), totals)
         self._accepted_positions = self._positions_in_out()
-        found = len(self._accepted_positions)
-        if found != rows_out or missing:
+        rows_held = len(self._accepted_positions)
+        if rows_held != rows_out or missing:
             raise DataLossError(
                 f"rebuilding the key store: of {rows_out + missing:,} accepted records whose keys have not expired, "
-                f"{self._state.names.stream('out')} holds {found:,}. Restore the key store or the streams from a backup, or delete the "
+                f"{self._state.names.stream('out')} holds {rows_held:,}. Restore the key store or the streams from a backup, or delete the "
                 "pipeline and start it anew"
             )
 
@@ -155,10 +144,10 @@ class _Rebuilding:
         out = log.state(names.stream("out"))
         frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
         parts = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
-        found = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
-        borders = packed([self._from + 1, self._done.to + 1], 0)
-        first, end = np.searchsorted(found, borders)
-        return found[first:end]
+        positions = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+        borders = packed([self._at.sequence + 1, self._done.to + 1], 0)
+        first, end = np.searchsorted(positions, borders)
+        return positions[first:end]
 
     def _counted(self, name: str) -> int:
         return self._done.totals.get(name, 0) - self._totals_before.get(name, 0)
@@ -182,17 +171,16 @@ class _Rebuilding:
 
     def _replay(self, frames: Sequence[Arrived], version: str) -> None:
         """Replay one portion through the stages and write its keys to the stores."""
-        config, to = config_of(self._connections, version), frames[-1].message.sequence
-        decided = tuple(poison for (sequence, _), poison in self._poison.items() if self._from < sequence <= to)
+        config, before, last = config_of(self._connections, version), self._at, frames[-1]
+        behind = Start(last.message.sequence, before.watermarks, last.arrival_us)
+        decided = tuple(poison for (sequence, _), poison in self._poison.items() if before.sequence < sequence <= behind.sequence)
         rows = pa.concat_tables([self._rows(config, step, decided) for step in steps(frames)], promote_options="default")
-        times = frame_times(rows, frames, self._watermarks, config)
+        times = frame_times(rows, frames, before.watermarks, config)
         if self._accepted_positions is not None:
             rows = _among(rows, self._accepted_positions)
         for bucket, part in shares(rows, key_owners(rows, self._done.buckets)):
-            self._add_keys(config, bucket, part, frames[-1], times)
-        if times is not None:
-            self._watermarks = times.last
-        self._from, self._clock_us = to, frames[-1].arrival_us
+            self._add_keys(config, bucket, part, behind, times)
+        self._at = behind if times is None else replace(behind, watermarks=times.last)
 
     def _rows(self, config: Program, step: Sequence[Arrived], decided: tuple[Poison, ...]) -> pa.Table:
         """Return the input of dedup for the rows that pass the stages; records that a plan has decided are not tried again."""
@@ -200,20 +188,20 @@ class _Rebuilding:
         add_counts(self._counts, made.counts)
         return made.rows.select([name for name in _REPLAYED_COLUMNS if name in made.rows.column_names])
 
-    def _add_keys(self, config: Program, bucket: int, rows: pa.Table, last: Arrived, times: FrameTimes | None) -> None:
+    def _add_keys(self, config: Program, bucket: int, rows: pa.Table, behind: Start, times: FrameTimes | None) -> None:
         """Deduplicate the portion's rows of one bucket, in position order, and add their keys to its store as a new segment.
 
-        `last`: the portion's last frame. The portion begins after the frame at `_from`.
+        `behind`: the end of the portion, with the watermarks before it.
         """
-        before, after = (config.dedup.expired_us(EndOfRange(at, self._watermarks)) for at in (self._clock_us, last.arrival_us))
         store = self._connections.dedup_store(bucket)
         store.open(live_runs(self.runs, bucket))
         firsts, _ = config.dedup.first_of_keys(rows, store, times)
         entries = firsts.entries
         if times is None:
             # By arrival older entries of a key have expired, too; by event time one of these may hide a live one.
-            entries = entries.take(entries.time > after)
-        runs = listed(store.add(entries, (self._from, last.message.sequence), before, has_turn=True))
+            entries = entries.take(entries.time > config.dedup.expired_us(behind))
+        span = (self._at.sequence, behind.sequence)
+        runs = listed(store.add(entries, span, config.dedup.expired_us(self._at), has_turn=True))
         for name in {name for name, *_ in self.runs.get(str(bucket), [])} - {name for name, *_ in runs}:
             store.storage.delete(name)
         self.runs[str(bucket)] = runs
@@ -225,14 +213,15 @@ class _Rebuilding:
         counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
         # No row on out may be counted as a copy now.
         dropped = 0 if self._accepted_positions is None else counted[2]
-        found = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
-        if found != counted:
+        replayed = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
+        if replayed != counted:
             raise InvariantError(
-                f"rebuilding the key store: the replay counted {found[0]:,} records, {found[1]:,} accepted and {found[2]:,} duplicates; "
-                f"the ledger counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}. No segment was listed; report this with the log"
+                f"rebuilding the key store: the replay counted {replayed[0]:,} records, {replayed[1]:,} accepted and {replayed[2]:,} "
+                f"duplicates; the ledger counted {counted[0]:,}, {counted[1]:,} and {counted[2]:,}. No segment was listed; report this "
+                "with the log"
             )
         entries = [rows for listing in self.runs.values() for _, rows, *_ in listing]
-        return Rebuilt(*found, sum(entries), len(entries))
+        return Rebuilt(*replayed, sum(entries), len(entries))
 
 
 def _among(rows: pa.Table, positions: Words) -> pa.Table:

@@ -13,21 +13,23 @@ from pipelines.process.dedup import PAST_COLUMN
 from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
 from pipelines.progress import Progress
-from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, Watermarks
-from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, ProcessPlan, Watermarks
+from pipelines.protocol.ledger import Open, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.types.engine import Engine
-
-"""Receives the number of frames read, and their total."""
 
 
 @dataclass(frozen=True)
 class Start:
     """The beginning of a replay: frames after `sequence`, with the watermarks and the arrival, in microseconds, up to there."""
 
-    sequence: int
-    watermarks: Watermarks
-    arrival_us: int
+    sequence: int = 0
+    watermarks: Watermarks = NOTHING
+    clock_us: int = 0
+
+    @classmethod
+    def behind(cls, done: ProcessDone) -> "Start":
+        return cls(done.to, done.watermarks, done.clock_us)
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,20 @@ def start_at(log: JetStream, names: Names, config: Program, sequence: int, arriv
 
 def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
     """Return the end of the last `done` before `sequence`, from which watermarks can be counted."""
-    stream, subject = names.stream("ledger"), names.chain(PROCESS_CHAIN.leg)
-    found = Start(0, NOTHING, 0)
-    for message in fetch_whole(log, stream, subject, 0, read_chain(log, names, PROCESS_CHAIN).sequence):
-        done = PROCESS_CHAIN.decode(message).body
-        if not isinstance(done, ProcessDone):
+    start = Start()
+    for entry in process_entries(log, names, read_chain(log, names, PROCESS_CHAIN).sequence):
+        if not isinstance(entry, ProcessDone):
             continue
-        if done.to >= sequence:
+        if entry.to >= sequence:
             break
-        found = Start(done.to, done.watermarks, done.clock_us)
-    return found
+        start = Start.behind(entry)
+    return start
+
+
+def process_entries(log: JetStream, names: Names, end: int) -> Iterator[Open | ProcessPlan | ProcessDone]:
+    """Yield the entries of the process chain up to ledger sequence `end`, as far as it reaches back."""
+    messages = fetch_whole(log, names.stream("ledger"), names.chain(PROCESS_CHAIN.leg), 0, end)
+    return (PROCESS_CHAIN.decode(message).body for message in messages)
 
 
 def replayed(
@@ -72,7 +78,7 @@ def replayed(
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done
     resets = done.body.clock_resets if done else ()
-    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.arrival_us, resets)):
+    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.clock_us, resets)):
         progress("replaying the raw stream", step[-1].message.sequence - start.sequence, to - start.sequence)
         made = run(config, engine, step)
         rows, records = made.rows, made.counts["rows_in"]
