@@ -257,10 +257,10 @@ class Audit:
         compacted = 0
         for source_id, source in self._sources.items():
             mine = {key: offsets for key, offsets in sorted(raw.offsets.items()) if key.source == source_id}
-            found = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
-            if sum(len(faults["extra"]) for _, faults in found) and is_compacted(client_settings(source), source.topic):
-                compacted += sum(len(faults.pop("extra")) for _, faults in found)
-            for key, faults in found:
+            faults_by_partition = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
+            if sum(len(faults["extra"]) for _, faults in faults_by_partition) and is_compacted(client_settings(source), source.topic):
+                compacted += sum(len(faults.pop("extra")) for _, faults in faults_by_partition)
+            for key, faults in faults_by_partition:
                 for kind, faulty in faults.items():
                     counts[kind] += len(faulty)
                     shown = faulty[: self._examples - len(examples[kind])].tolist()

@@ -71,9 +71,9 @@ class TableFacts:
         examples: list[dict[str, Any]] = []
         for parameters in self._of_topics():
             parameters |= {"spill_bytes": _SPILL_BYTES, "settled_to": settled_to}
-            found = self._clickhouse.rows(self._doing("counting the positions of"), statement("checks/positions"), parameters)[0]
-            counts += np.array([int(count) for count in found])
-            if found[2]:
+            topic_counts = self._clickhouse.rows(self._doing("counting the positions of"), statement("checks/positions"), parameters)[0]
+            counts += np.array([int(count) for count in topic_counts])
+            if topic_counts[2]:
                 parameters["examples"] = EXAMPLES - len(examples)
                 named = self._clickhouse.rows(self._doing("naming positions of"), statement("checks/doubled_positions"), parameters)
                 examples += [{"topic": parameters["topic"], "partition": p, "offset": o, "rows": n} for p, o, n in named]

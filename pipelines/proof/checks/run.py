@@ -146,8 +146,8 @@ class Look:
         waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, topology).legs)
         sources = {leg: open_source(self._config, source_id) for leg, source_id in topology.sources.items()}
         now = datetime.now(UTC)
-        found = behind(self._log, self._names, topology, sources, waiting, now, limits.warn_after, limits.fail_after)
-        return evaluate.freshness(found, limits.warn_after, limits.fail_after)
+        waiting_records = behind(self._log, self._names, topology, sources, waiting, now, limits.warn_after, limits.fail_after)
+        return evaluate.freshness(waiting_records, limits.warn_after, limits.fail_after)
 
     def _dead_letters(self) -> CheckResult:
         limits = self._config.checks.dead_letters

@@ -41,7 +41,7 @@ def choose_columns(history: History, configs: Mapping[str, Program], file: Pipel
     now = {entry.column_name: (entry.name, entry.column_type) for entry in file.sink.mapping}
     types = {column.name: column.type for column in actual}
     last = history.plans[-1].version
-    found = ColumnChoice()
+    choice = ColumnChoice()
     names: dict[str, dict[str, str]] = {}
     # The last one first: its order is the order of the columns.
     for version in sorted(versions, key=lambda one: one != last):
@@ -50,37 +50,37 @@ def choose_columns(history: History, configs: Mapping[str, Program], file: Pipel
             source, name, kind, *_ = entry
             target = name if name in types else None if name in now else _renamed(source, mapping, now, types)
             if target is None and name in now:
-                found.faults[name] = _fault(name, kind, None)
+                choice.faults[name] = _fault(name, kind, None)
             elif target is None:
                 reason = f"the values of column {name}: neither the table nor the file has it now, and its new name is unknown"
-                found.lost.setdefault(reason, []).append(version)
+                choice.lost.setdefault(reason, []).append(version)
             elif _same_values(kind, types[target]):
                 names.setdefault(target, {})[version] = name
             elif version == last and target in now and _base(now[target][1]) == _base(kind):
-                found.faults[target] = _fault(target, kind, types[target])
+                choice.faults[target] = _fault(target, kind, types[target])
             else:
-                found.left_out[target] = _OTHERWISE.format(target)
+                choice.left_out[target] = _OTHERWISE.format(target)
     for target, by_version in names.items():
-        if target not in found.faults and target not in found.left_out:
-            _compare(found, history, configs, target, by_version)
-    return found
+        if target not in choice.faults and target not in choice.left_out:
+            _compare(choice, history, configs, target, by_version)
+    return choice
 
 
-def _compare(found: ColumnChoice, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
+def _compare(choice: ColumnChoice, history: History, configs: Mapping[str, Program], target: str, by_version: Mapping[str, str]) -> None:
     """Add the column `target` to the compared columns, or to the values left out. `by_version`: the column's name in each version."""
     columns = [_column(configs[version], name) for version, name in by_version.items()]
     if None in columns:
-        found.left_out[target] = f"the values of column {target}: ClickHouse may rewrite JSON"
+        choice.left_out[target] = f"the values of column {target}: ClickHouse may rewrite JSON"
         return
     kinds = {(column.type, column.has_default) for column in columns if column is not None}
     if len(kinds) > 1 or len(by_version) < len({plan.version for plan in history.plans}):
-        found.left_out[target] = _OTHERWISE.format(target)
+        choice.left_out[target] = _OTHERWISE.format(target)
         return
     ((kind, has_default),) = kinds
     former = tuple(sorted({*by_version.values()} - {target}))
     before = [plan.to for plan in history.plans if by_version[plan.version] != target]
     since = before[-1] + 1 << ORDINAL_BITS if before else 0
-    found.columns.append(Column(f"v{len(found.columns)}", target, kind, has_default, former, since))
+    choice.columns.append(Column(f"v{len(choice.columns)}", target, kind, has_default, former, since))
 
 
 def _column(config: Program, name: str) -> Column | None:

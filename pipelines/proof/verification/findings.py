@@ -8,6 +8,7 @@ from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.verification.reference import run_over
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.table import examples_of
@@ -48,9 +49,7 @@ def find_other_bytes(
     within = {partition: (first, last) for partition, first, last in engine.execute(first_and_last, bounds).fetchall()}
     engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
     for batch in topic_batches(client_settings(source), topic, with_values=True, within=within):
-        engine.register("batch", batch)
-        engine.execute('INSERT INTO kafka SELECT "partition", "offset", hash(value) FROM batch')
-        engine.unregister("batch")
+        run_over(engine, "batch", batch, 'INSERT INTO kafka SELECT "partition", "offset", hash(value) FROM batch')
     report.counts["in Kafka"] = _number(engine, "SELECT count(*) FROM kafka")
     faults = filled("reference/other_bytes", **bounds)
     count = _number(engine, f"SELECT count(*) FROM ({faults})")  # noqa: S608

@@ -9,6 +9,7 @@ Positions are single integers, `sequence << 20 | ordinal`, as in `records.positi
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -63,6 +64,15 @@ def compared_columns(config: Program) -> list[Column]:
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 
+def run_over(engine: duckdb.DuckDBPyConnection, name: str, rows: pa.Table | pa.RecordBatchReader, sql: str) -> list[tuple[Any, ...]]:
+    """Run a statement that reads `rows` as the table `name`; return its result."""
+    engine.register(name, rows)
+    try:
+        return engine.execute(sql).fetchall()
+    finally:
+        engine.unregister(name)
+
+
 class Reference:
     """One computation over one range; use it once.
 
@@ -90,19 +100,17 @@ class Reference:
         first = next(batches, None)
         if first is None:
             return
-        known = self._known_shapes(first, config)
+        distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
-        self._with_rows("frames", reader, statement_of(config, Wanted(self._columns, known, self._with_bytes)))
+        run_over(self._engine, "frames", reader, statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes)))
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""
         sample = pa.Table.from_batches([records]).slice(0, _SAMPLED_RECORDS)
         known: Shapes = {}
         for parent in parents(fields_of(config).values()):
-            statement_of_parent = filled("reference/shapes", path=literal(json_path(parent)), most=_MOST_SHAPES)
-            self._engine.register("frames", sample)
-            known[parent] = [shape for (shape,) in self._engine.execute(statement_of_parent).fetchall()]
-            self._engine.unregister("frames")
+            shapes = filled("reference/shapes", path=literal(json_path(parent)), most=_MOST_SHAPES)
+            known[parent] = [shape for (shape,) in run_over(self._engine, "frames", sample, shapes)]
         return known
 
     def add_frames(self, partitions: Mapping[int, int | None]) -> None:
@@ -118,14 +126,7 @@ class Reference:
         self._insert("accepted_before", positions.select(["position"]))
 
     def _insert(self, table: str, rows: pa.Table) -> None:
-        self._with_rows("_tf_rows", rows, f"INSERT INTO {table} FROM _tf_rows")
-
-    def _with_rows(self, name: str, rows: pa.Table | pa.RecordBatchReader, sql: str) -> None:
-        self._engine.register(name, rows)
-        try:
-            self._engine.execute(sql)
-        finally:
-            self._engine.unregister(name)
+        run_over(self._engine, "_tf_rows", rows, f"INSERT INTO {table} FROM _tf_rows")
 
     def evaluate(self, config: Program, bounds: Bounds) -> None:
         """Find the copies, by the key and window of `config`, after all records are loaded; create the view `expected`.

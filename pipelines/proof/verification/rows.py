@@ -9,6 +9,7 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding
+from pipelines.proof.verification.reference import run_over
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import examples_of
 from pipelines.proof.verification.values import duckdb_type, plain_sql, text_sql
@@ -32,9 +33,7 @@ class RowSide:
         selected = ", ".join(f"{plain_sql(column.type, quote_identifier(column.name))} AS {column.label}" for column in self._columns)
         values = "".join(f", {column.label}" for column in self._columns)
         for batch in stream_rows(self._sink, f"SELECT {selected} FROM {full_name(self._sink)}"):  # noqa: S608
-            self._engine.register("clickhouse", batch)
-            self._engine.execute(f"INSERT INTO found SELECT 0{values} FROM clickhouse")  # noqa: S608
-            self._engine.unregister("clickhouse")
+            run_over(self._engine, "clickhouse", batch, f"INSERT INTO found SELECT 0{values} FROM clickhouse")  # noqa: S608
         return int(self._engine.execute("SELECT count(*) FROM found").fetchall()[0][0])
 
     def faults(self, confirmed: int, examples: int, topic: str) -> Iterator[Finding]:

@@ -135,11 +135,16 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
         if body.out_end <= confirmed:
             confirmed_to = body.to
-    known = sorted(arrivals.items())
-    is_whole = bool(known) and known[0][0] == 1
+    in_order = sorted(arrivals.items())
+    is_whole = bool(in_order) and in_order[0][0] == 1
     resets = chain.done.body.clock_resets if chain.done else ()
     return History(
-        sorted(plans.values(), key=lambda plan: plan.to), [s for s, _ in known], [at for _, at in known], confirmed_to, is_whole, resets
+        sorted(plans.values(), key=lambda plan: plan.to),
+        [s for s, _ in in_order],
+        [at for _, at in in_order],
+        confirmed_to,
+        is_whole,
+        resets,
     )
 
 

@@ -4,6 +4,7 @@ First sums per bucket of raw frames and column, as the rows stream by; rows are 
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import duckdb
@@ -14,7 +15,7 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding, Kind
-from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES
+from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, run_over
 from pipelines.proof.verification.result import Checksum
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
@@ -130,11 +131,8 @@ class TableSide:
         first = next(batches, None)
         if first is None:
             first = self._no_rows()
-        self._engine.register("clickhouse", pa.RecordBatchReader.from_batches(first.schema, _batches(first, batches)))
-        try:
-            self._engine.execute(sql)
-        finally:
-            self._engine.unregister("clickhouse")
+        whole = (batch for table in chain([first], batches) for batch in table.to_batches())
+        run_over(self._engine, "clickhouse", pa.RecordBatchReader.from_batches(first.schema, whole), sql)
 
     def _no_rows(self) -> pa.Table:
         """Return an empty batch: without a row ClickHouse does not even send the columns."""
@@ -205,9 +203,3 @@ def _modulo_2_64(sum_of_hashes: int) -> str:
 
 def _quoted(label: str) -> str:
     return f'"{label}"'
-
-
-def _batches(first: pa.Table, others: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    yield from first.to_batches()
-    for table in others:
-        yield from table.to_batches()

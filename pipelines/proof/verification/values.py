@@ -59,16 +59,16 @@ def literal(text: str) -> str:
 
 def is_sound(source: str, kind: str, text: str) -> str:
     """Return SQL: whether a field of this declared type may hold this value. A JSON null and a missing value (kind 'NULL') always fit."""
-    wanted = f"{kind} IN ({', '.join(literal(one) for one in _KINDS[source])})"
+    condition = f"{kind} IN ({', '.join(literal(kind_of_json) for kind_of_json in _KINDS[source])})"
     if source in _INTEGERS:
-        wanted += f" AND try_cast({text} AS {_INTEGERS[source]}) IS NOT NULL"
+        condition += f" AND try_cast({text} AS {_INTEGERS[source]}) IS NOT NULL"
     elif source in _FLOATS:
-        wanted += f" AND isfinite({_number(source, text)})"
+        condition += f" AND isfinite({_number(source, text)})"
     elif source == "decimal":
-        wanted += f" AND ({kind} = 'VARCHAR' OR isfinite(try_cast({text} AS DOUBLE)))"
+        condition += f" AND ({kind} = 'VARCHAR' OR isfinite(try_cast({text} AS DOUBLE)))"
     elif source in ("array", "object", "map"):
-        wanted += f" AND tf_is_finite_json({text})"
-    return f"({kind} = 'NULL' OR coalesce({wanted}, false))"
+        condition += f" AND tf_is_finite_json({text})"
+    return f"({kind} = 'NULL' OR coalesce({condition}, false))"
 
 
 def _number(source: str, text: str) -> str:
@@ -135,8 +135,8 @@ def _element_source(kind: ColumnType) -> str:
     """Return the declared type of an element: instants, dates, addresses and enums are texts, decimals texts or numbers."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
-    known = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
-    return known.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
+    declared = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
+    return declared.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
 
 
 def _all(elements: str, name: str, fits: str) -> str:
@@ -296,8 +296,8 @@ def duckdb_type(kind: ColumnType) -> str:
         return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
     if kind.name == "Decimal" and kind.number(0) <= _WIDEST_DECIMAL:
         return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
-    known = {"Bool": "BOOLEAN", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
-    return known.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
+    types = {"Bool": "BOOLEAN", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
+    return types.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
 
 
 def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
