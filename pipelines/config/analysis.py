@@ -64,10 +64,8 @@ def _ignored(config: PipelineConfig) -> _Notes:
     for index, source in enumerate(config.sources):
         for name in ("schema_registry", "schema_version"):
             if getattr(source, name) is not None:
-                yield (
-                    ("sources", index, name),
-                    "is ignored: schema_fields describe the JSON, a value that starts with a registry's schema id becomes a dead letter",
-                )
+                why = "schema_fields describe the JSON, a value that starts with a registry's schema id becomes a dead letter"
+                yield ("sources", index, name), f"is ignored: {why}"
     if config.sink.order_by and not config.sink.create_table:
         yield ("sink", "order_by"), "is ignored without create_table"
 
@@ -84,13 +82,8 @@ def _retention(config: PipelineConfig) -> _Notes:
         windows.extend((("join", name, "time_window"), side.time_window) for name, side in sides if side)
     for at, window in windows:
         if window > kept:
-            yield (
-                at,
-                (
-                    f"{format_duration(window)} is longer than resources.nats.stream.max_age ({format_duration(kept)}): "
-                    "a lost key store could not be rebuilt"
-                ),
-            )
+            longer = f"{format_duration(window)} is longer than resources.nats.stream.max_age ({format_duration(kept)})"
+            yield at, f"{longer}: a lost key store could not be rebuilt"
 
 
 def _limits(config: PipelineConfig) -> _Notes:
@@ -148,28 +141,26 @@ def _sink(config: PipelineConfig) -> _Notes:
     if connection.skip_certificate_verification:
         yield (*at, "skip_certificate_verification"), "anyone can impersonate the server"
     if connection.http_port is None and connection.port in _NATIVE_PORTS:
-        yield (
-            (*at, "port"),
-            f"{connection.port} is usually the native port, and Tallyflow speaks HTTP: set http_port (usually 8123 or 8443)",
-        )
+        native = f"{connection.port} is usually the native port, and Tallyflow speaks HTTP"
+        yield (*at, "port"), f"{native}: set http_port (usually 8123 or 8443)"
     if config.sink.delivery == "at_least_once":
         yield ("sink", "delivery"), "rows may be duplicated after a crash"
 
 
 def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
-    found: list[str] = []
+    messages: list[str] = []
     for index, transform in enumerate(config.transforms):
         if not transform.is_run:
-            found.append(f"transforms[{index}]: {transform.type} is not supported yet")
+            messages.append(f"transforms[{index}]: {transform.type} is not supported yet")
         elif "dedup" in (before.type for before in config.transforms[:index]) and transform.type != "dedup":
-            found.append(f"transforms[{index}]: {transform.type} behind dedup is not supported yet")
+            messages.append(f"transforms[{index}]: {transform.type} behind dedup is not supported yet")
     if rules.joins(config):
-        found.append("join: is not supported yet")
+        messages.append("join: is not supported yet")
     if len(config.sources) > 1:
-        found.append(MORE_SOURCES)
-    found += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
-    return found
+        messages.append(MORE_SOURCES)
+    messages += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
+    return messages
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:

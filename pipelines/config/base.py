@@ -52,8 +52,8 @@ class Model(BaseModel):
     def _drop_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.not_supported.keys()
-        return {key: item for key, item in value.items() if item is not None or key not in known}
+        names = {field.alias or name for name, field in cls.model_fields.items()} | cls.not_supported.keys()
+        return {key: item for key, item in value.items() if item is not None or key not in names}
 
     def faults(self) -> Faults:
         """Yield the faults between sound fields as (location relative to this object, sentence).

@@ -96,9 +96,9 @@ def _unknown(key: str, holder: type[Model] | None) -> str:
         return "unknown field"
     if key in holder.not_supported:
         return holder.not_supported[key]
-    known = [field.alias or name for name, field in holder.model_fields.items()]
-    close = get_close_matches(key, known, n=1)
-    return f"unknown field; did you mean {close[0]!r}?" if close else f"unknown field; known here: {', '.join(sorted(known))}"
+    names = [field.alias or name for name, field in holder.model_fields.items()]
+    close = get_close_matches(key, names, n=1)
+    return f"unknown field; did you mean {close[0]!r}?" if close else f"unknown field; known here: {', '.join(sorted(names))}"
 
 
 def _choice(expected: list[str], got: Any) -> str:

@@ -153,15 +153,8 @@ class NatsConnection(Model):
         urls = [url.strip() for url in value["url"].split(",")]
         logins = {url.partition("://")[2].rpartition("@")[0] for url in urls}
         if len(logins) != 1 or value.keys() & {"username", "password", "token", "credentials_file"}:
-            report(
-                "nats",
-                [
-                    (
-                        ("url",),
-                        "give the credentials once: the same in every server's URL, or in username and password, token or credentials_file",
-                    )
-                ],
-            )
+            ways = "the same in every server's URL, or in username and password, token or credentials_file"
+            report("nats", [(("url",), f"give the credentials once: {ways}")])
         bare = ",".join(f"{url.partition('://')[0]}://{url.rpartition('@')[2]}" for url in urls)
         name, colon, password = logins.pop().partition(":")
         login = {"username": unquote(name), "password": keep(unquote(password))} if colon else {"token": keep(unquote(name))}

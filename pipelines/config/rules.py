@@ -40,20 +40,21 @@ def _sources(config: Any) -> Faults:
 
 def _lanes(config: Any) -> Faults:
     if config.lanes > config.buckets:
-        yield (
-            ("lanes",),
-            f"{config.lanes} lanes need as many buckets at least, the file has {config.buckets}: each lane works on some of them",
-        )
+        needed = f"{config.lanes} lanes need as many buckets at least, the file has {config.buckets}"
+        yield ("lanes",), f"{needed}: each lane works on some of them"
 
 
 def _transform_sources(config: Any) -> Faults:
-    known = [source.source_id for source in config.sources]
+    source_ids = [source.source_id for source in config.sources]
     for index, transform in enumerate(config.transforms):
         if transform.source_id is None:
-            if len(known) > 1 and transform.type == "dedup":
+            if len(source_ids) > 1 and transform.type == "dedup":
                 yield ("transforms", index, "source_id"), "is required with two sources"
-        elif transform.source_id not in known:
-            yield ("transforms", index, "source_id"), f"there is no source {transform.source_id!r}{suggestion(transform.source_id, known)}"
+        elif transform.source_id not in source_ids:
+            yield (
+                ("transforms", index, "source_id"),
+                f"there is no source {transform.source_id!r}{suggestion(transform.source_id, source_ids)}",
+            )
 
 
 def _dedups(config: Any) -> Faults:
@@ -80,30 +81,26 @@ def _transform_fields(config: Any) -> Faults:
 def _join_sources(config: Any) -> Faults:
     if not joins(config):
         return
-    known = [source.source_id for source in config.sources]
-    named: list[tuple[Location, str, tuple[str, ...]]] = []
-    for side in ("left_source", "right_source"):
-        at = getattr(config.join, side)
-        if at is not None:
-            named.append((("join", side), at.source_id, at.key))
-    named.extend(
-        (("join", "output_fields", index), field.source_id, (field.name,)) for index, field in enumerate(config.join.output_fields)
-    )
-    for location, source_id, fields in named:
-        if source_id not in known:
-            yield (*location, "source_id"), f"there is no source {source_id!r}{suggestion(source_id, known)}"
+    source_ids = [source.source_id for source in config.sources]
+    sides = [(name, getattr(config.join, name)) for name in ("left_source", "right_source")]
+    named: list[tuple[Location, str, str, tuple[str, ...]]] = [
+        (("join", name), "key", side.source_id, side.key) for name, side in sides if side
+    ]
+    outputs = enumerate(config.join.output_fields)
+    named += [(("join", "output_fields", index), "name", field.source_id, (field.name,)) for index, field in outputs]
+    for location, attribute, source_id, fields in named:
+        if source_id not in source_ids:
+            yield (*location, "source_id"), f"there is no source {source_id!r}{suggestion(source_id, source_ids)}"
         else:
-            yield from _unknown_fields(
-                (*location, "name" if location[1] == "output_fields" else "key"), fields, fields_before_join(config, source_id)
-            )
+            yield from _unknown_fields((*location, attribute), fields, fields_before_join(config, source_id))
 
 
 def _mapping(config: Any) -> Faults:
-    known = fields_at_sink(config)
-    are_known = frozenset(known)
+    fields = fields_at_sink(config)
+    field_set = frozenset(fields)
     for index, column in enumerate(config.sink.mapping):
         try:
-            yield from _unknown(("sink", "mapping", index, "name"), [column.name], known, are_known)
+            yield from _unknown(("sink", "mapping", index, "name"), [column.name], fields, field_set)
         except Unjudged:
             continue
 

@@ -19,9 +19,9 @@ def open_variables(text: str, environment: Mapping[str, str]) -> dict[str, str]:
     A file reads an empty variable as one that is not set, so the two mean the same elsewhere.
     """
     tree, _ = read_tree(text, "the pipeline file")
-    found = [*_references(tree, is_hidden=False)]
-    secret = {name for name, is_hidden in found if is_hidden}
-    return {name: environment.get(name, "") for name, _ in sorted(found) if name not in secret}
+    references = [*_references(tree, is_hidden=False)]
+    secret = {name for name, is_hidden in references if is_hidden}
+    return {name: environment.get(name, "") for name, _ in sorted(references) if name not in secret}
 
 
 def _references(tree: Any, is_hidden: bool) -> Iterator[tuple[str, bool]]:

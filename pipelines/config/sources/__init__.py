@@ -107,10 +107,7 @@ class KafkaConnection(Model):
 
     def faults(self) -> Faults:
         if self.protocol.startswith("SASL_") and not self.logs_in:
-            yield (
-                ("mechanism",),
-                f"protocol {self.protocol} authenticates: give a mechanism, or use a protocol without SASL",
-            )
+            yield ("mechanism",), f"protocol {self.protocol} authenticates: give a mechanism, or use a protocol without SASL"
         if self.logs_in:
             for name in self._needed():
                 value = getattr(self, name)
