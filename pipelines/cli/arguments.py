@@ -82,8 +82,8 @@ def since_instant(text: str) -> datetime:
     from pipelines.config.durations import parse_duration
 
     try:
-        found = datetime.fromisoformat(text)
-        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        instant = datetime.fromisoformat(text)
+        return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
     except ValueError:
         pass
     try:

@@ -29,16 +29,16 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
     with errors_as_exit():
         config = load(file)
         with closing(JetStream(config.nats).connect()) as log:
-            found = account(log, Names(config.pipeline_id), config.topology, since)
+            tallied = account(log, Names(config.pipeline_id), config.topology, since)
     if as_json:
-        *legs, dead_letters = ({**asdict(leg), "residue": leg.residue} for leg in (*found.legs, found.dead_letters))
-        facts = {"since": since, "residue": found.residue, "legs": legs, "dead_letters": dead_letters}
+        *legs, dead_letters = ({**asdict(leg), "residue": leg.residue} for leg in (*tallied.legs, tallied.dead_letters))
+        facts = {"since": since, "residue": tallied.residue, "legs": legs, "dead_letters": dead_letters}
         print_json({"pipeline": config.pipeline_id, **facts})
     else:
         from pipelines.proof.terminal import tally_table
 
-        out.print(tally_table(config.pipeline_id, found))
-    if found.residue:
+        out.print(tally_table(config.pipeline_id, tallied))
+    if tallied.residue:
         raise typer.Exit(RESIDUE_EXIT_CODE)
 
 

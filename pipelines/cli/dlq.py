@@ -86,30 +86,30 @@ def groups(
 ) -> None:
     """Group dead letters by cause: show the count, first and last arrival, an example and the likely fix of each group."""
     with dead_letters(file) as reader, progress_bar() as progress:
-        found = reader.groups(selection(stage, None, since, until, key, state), progress)
+        groups_by_size = reader.groups(selection(stage, None, since, until, key, state), progress)
     if as_json:
-        print_json([{**plain_group(one), "remedy": one.remedy} for one in found])
+        print_json([{**plain_group(group), "remedy": group.remedy} for group in groups_by_size])
         return
-    print_groups(found)
-    total = sum(one.letters for one in found)
-    out.print(f"{count_of(total, 'dead letter')} in {count_of(len(found), 'group')}", highlight=False)
+    print_groups(groups_by_size)
+    total = sum(group.letters for group in groups_by_size)
+    out.print(f"{count_of(total, 'dead letter')} in {count_of(len(groups_by_size), 'group')}", highlight=False)
 
 
 def plain_group(group: "Group") -> dict[str, Any]:
     return {**asdict(group), "position": str(group.position)}
 
 
-def print_groups(found: "Iterable[Group]") -> None:
-    for one in found:
-        where = f" of {one.field}" if one.field else ""
-        title = f"{one.fingerprint}  {count_of(one.letters, 'dead letter')}  {one.stage}: {one.code}{where}"
+def print_groups(groups: "Iterable[Group]") -> None:
+    for group in groups:
+        where = f" of {group.field}" if group.field else ""
+        title = f"{group.fingerprint}  {count_of(group.letters, 'dead letter')}  {group.stage}: {group.code}{where}"
         out.print(title, style="bold", markup=False, highlight=False)
         for line in (
-            one.message,
-            f"from {utc(one.first)} to {utc(one.last)}",
-            f"for example {one.topic} partition {one.partition} offset {one.offset}, raw position {one.position}",
-            *([copies_text(one.copies_dropped, one.copies_counted_from)] if one.copies_dropped else []),
-            *([f"likely fix: {one.remedy}"] if one.remedy else []),
+            group.message,
+            f"from {utc(group.first)} to {utc(group.last)}",
+            f"for example {group.topic} partition {group.partition} offset {group.offset}, raw position {group.position}",
+            *([copies_text(group.copies_dropped, group.copies_counted_from)] if group.copies_dropped else []),
+            *([f"likely fix: {group.remedy}"] if group.remedy else []),
         ):
             out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -164,13 +164,13 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
-    wanted = parse_position(position)
+    at = parse_position(position)
     with dead_letters(file) as reader, progress_bar() as progress:
-        found = reader.at(wanted, progress).to_pylist()
-    if not found:
+        rows = reader.at(at, progress).to_pylist()
+    if not rows:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)
-    (row,) = found
+    (row,) = rows
     if as_json:
         print_json(_plain(row, with_record=True))
         return

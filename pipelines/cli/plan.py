@@ -42,20 +42,20 @@ def show(file: File, as_json: AsJson = False) -> None:
     with errors_as_exit():
         config = load(file)
         with closing(JetStream(config.nats).connect()) as log:
-            found = open_plans(log, Names(config.pipeline_id), config.topology)
+            plans = open_plans(log, Names(config.pipeline_id), config.topology)
         halts = {leg: halt.message for leg, halt in read_halts(directory_of(config)).items()}
     if as_json:
-        print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in found])
+        print_json([{**asdict(plan), "halted": halts.get(plan.leg)} for plan in plans])
         return
-    if not found:
+    if not plans:
         out.print("no plan is open", highlight=False)
         return
     table = Table("leg", "range", "configuration", "table", "rows", "open since", "so far", title=f"open plans of {config.pipeline_id}")
-    for plan in found:
+    for plan in plans:
         rows = "" if plan.rows is None else f"{plan.rows:,}"
         table.add_row(plan.leg, f"{plan.begin} .. {plan.to}", plan.config, plan.table, rows, utc(plan.since), _so_far(plan))
     out.print(table)
-    for plan in found:
+    for plan in plans:
         if plan.leg in halts:
             out.print(f"{plan.leg} has halted: {halts[plan.leg]}", markup=False, highlight=False, soft_wrap=True)
 
@@ -98,39 +98,39 @@ def _abandon(file: Path, leg: str, reason: str, waiting: bool, not_stored: bool,
         options = ", ".join(map(config.topology.option, sinks))
         raise HaltError(f"giving up a plan of {leg}: there are several sinks: give one of {options}")
     with closing(Abandonment(config, reached(config, file.read_text(), sinks[0], directory_of(config)), announce)) as work:
-        found = work.find(waiting, not_stored)
+        given_up = work.find(waiting, not_stored)
         if not as_json:
-            _show(found)
+            _show(given_up)
         count = 0
         if not is_rehearsal:
-            if found.rows and not yes:
-                _ask(found)
+            if given_up.rows and not yes:
+                _ask(given_up)
             count = work.run(reason)
     if as_json:
-        print_json({**asdict(found), "given_up": count})
+        print_json({**asdict(given_up), "given_up": count})
     elif not is_rehearsal:
         out.print(f"{count_of(count, 'row')} abandoned; `tallyflow dlq list FILE --stage sink` lists them", highlight=False)
 
 
-def _show(found: "GivenUp") -> None:
-    if found.table:
+def _show(given_up: "GivenUp") -> None:
+    if given_up.table:
         out.print(
-            f"open plan for {found.table}: {count_of(found.stored, 'row')} in the table already, which stay; {found.refused:,} refused; "
-            f"{found.rows - found.waiting:,} would be abandoned",
+            f"open plan for {given_up.table}: {count_of(given_up.stored, 'row')} in the table already, which stay; "
+            f"{given_up.refused:,} refused; {given_up.rows - given_up.waiting:,} would be abandoned",
             highlight=False,
         )
-    if found.waiting:
-        out.print(f"{count_of(found.waiting, 'row')} waiting behind it would be abandoned too", highlight=False)
-    if not found.rows:
+    if given_up.waiting:
+        out.print(f"{count_of(given_up.waiting, 'row')} waiting behind it would be abandoned too", highlight=False)
+    if not given_up.rows:
         out.print("nothing to abandon", highlight=False)
         return
-    out.print(f"in total {count_of(found.rows, 'row')} of out sequences {found.first}..{found.last}", highlight=False)
-    for bounds in found.positions:
+    out.print(f"in total {count_of(given_up.rows, 'row')} of out sequences {given_up.first}..{given_up.last}", highlight=False)
+    for bounds in given_up.positions:
         out.print(f"  raw positions {bounds}", highlight=False)
 
 
-def _ask(found: "GivenUp") -> None:
+def _ask(given_up: "GivenUp") -> None:
     """Ask for the number of rows as confirmation. Raise Abort for any other answer."""
-    answer = typer.prompt(f"To abandon these rows, type their number ({found.rows:,})")
-    if answer.replace(",", "").strip() != str(found.rows):
+    answer = typer.prompt(f"To abandon these rows, type their number ({given_up.rows:,})")
+    if answer.replace(",", "").strip() != str(given_up.rows):
         raise typer.Abort

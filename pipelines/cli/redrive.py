@@ -118,12 +118,12 @@ def discard(
     from pipelines.protocol.redrive import WAITING
 
     with dlq.dead_letters(file) as reader, progress_bar() as progress:
-        found = reader.groups(replace(chosen, states=WAITING), progress)
-    copies = sum(one.copies_dropped for one in found)
+        groups = reader.groups(replace(chosen, states=WAITING), progress)
+    copies = sum(cause.copies_dropped for cause in groups)
     if copies:
-        counted_from = next((one.copies_counted_from for one in found if one.copies_counted_from), None)
+        counted_from = next((cause.copies_counted_from for cause in groups if cause.copies_counted_from), None)
         err.print(f"{dlq.copies_text(copies, counted_from)}: if these are discarded, their keys have no row in the table", highlight=False)
-    count = sum(one.letters for one in found)
+    count = sum(cause.letters for cause in groups)
     if count and not yes:
         typer.confirm(f"Discard {count_of(count, 'dead letter')} permanently?", abort=True)
     with _reprocessing(file) as work:
@@ -184,10 +184,12 @@ def _show(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
 
 def _show_missing(chosen: "Selection", outcome: "Outcome") -> None:
     """Report a selection that matches nothing, and positions without a dead letter."""
-    found = outcome.taken + sum(outcome.left.values())
-    if chosen.positions and found < len(chosen.positions):
-        err.print(f"no dead letter at {len(chosen.positions) - found:,} of {count_of(len(chosen.positions), 'position')}", highlight=False)
-    elif not found and any(value is not None for value in vars(chosen).values()):
+    selected = outcome.taken + sum(outcome.left.values())
+    if chosen.positions and selected < len(chosen.positions):
+        err.print(
+            f"no dead letter at {len(chosen.positions) - selected:,} of {count_of(len(chosen.positions), 'position')}", highlight=False
+        )
+    elif not selected and any(value is not None for value in vars(chosen).values()):
         err.print(NOTHING_FITS, highlight=False)
 
 
@@ -198,26 +200,26 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
     with dlq.dead_letters(file) as reader:
         config = load(file)
         with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
-            found = rehearse(config, state, reader.frames(replace(chosen, states=chosen.states_that_enter)))
+            rehearsal = rehearse(config, state, reader.frames(replace(chosen, states=chosen.states_that_enter)))
     if as_json:
-        print_json({**asdict(found), "rejected": [dlq.plain_group(one) for one in found.rejected]})
+        print_json({**asdict(rehearsal), "rejected": [dlq.plain_group(group) for group in rehearsal.rejected]})
         return
-    _show_rehearsal(found)
-    if not found.letters:
+    _show_rehearsal(rehearsal)
+    if not rehearsal.letters:
         err.print(NOTHING_FITS, highlight=False)
 
 
-def _show_rehearsal(found: "Rehearsal") -> None:
-    again = sum(one.letters for one in found.rejected)
-    out.print(f"{count_of(found.letters, 'dead letter')} would be redriven; nothing was changed", highlight=False)
-    out.print(f"  {found.passed:,} would pass to the sink", highlight=False)
-    if found.refused:
+def _show_rehearsal(rehearsal: "Rehearsal") -> None:
+    again = sum(group.letters for group in rehearsal.rejected)
+    out.print(f"{count_of(rehearsal.letters, 'dead letter')} would be redriven; nothing was changed", highlight=False)
+    out.print(f"  {rehearsal.passed:,} would pass to the sink", highlight=False)
+    if rehearsal.refused:
         out.print(
-            f"    {found.refused:,} of them were refused by ClickHouse: only an insert can tell whether it accepts them now",
+            f"    {rehearsal.refused:,} of them were refused by ClickHouse: only an insert can tell whether it accepts them now",
             highlight=False,
         )
-    for count, what in ((found.duplicates, "would be dropped as duplicates"), (found.late, "would be rejected again as late")):
+    for count, what in ((rehearsal.duplicates, "would be dropped as duplicates"), (rehearsal.late, "would be rejected again as late")):
         if count:
             out.print(f"  {count:,} {what}", highlight=False)
     out.print(f"  {again:,} would be rejected again", highlight=False)
-    dlq.print_groups(found.rejected)
+    dlq.print_groups(rehearsal.rejected)

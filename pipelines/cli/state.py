@@ -30,16 +30,16 @@ def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
 def state(file: File, as_json: AsJson = False) -> None:
     """Show the key store of a pipeline's dedup: entries, bytes and segments per bucket."""
     with _key_state(file) as keys:
-        found = keys.summary()
+        store = keys.summary()
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(store))
         return
-    clock = f"clock {found.clock:%Y-%m-%d %H:%M:%S} UTC" if found.clock else "no record processed yet"
-    title = f"keys of {found.pipeline}: {', '.join(found.key)} within {found.window}"
+    clock = f"clock {store.clock:%Y-%m-%d %H:%M:%S} UTC" if store.clock else "no record processed yet"
+    title = f"keys of {store.pipeline}: {', '.join(store.key)} within {store.window}"
     table = Table("bucket", "entries", "bytes", "bytes per entry", "segments", title=title, caption=clock)
-    for one in found.buckets:
-        table.add_row(str(one.bucket), *_extent(one.entries, one.bytes, one.runs), end_section=one is found.buckets[-1])
-    table.add_row("all", *_extent(*(sum(getattr(one, name) for one in found.buckets) for name in ("entries", "bytes", "runs"))))
+    for bucket in store.buckets:
+        table.add_row(str(bucket.bucket), *_extent(bucket.entries, bucket.bytes, bucket.runs), end_section=bucket is store.buckets[-1])
+    table.add_row("all", *_extent(*(sum(getattr(bucket, name) for bucket in store.buckets) for name in ("entries", "bytes", "runs"))))
     out.print(table)
 
 
@@ -54,28 +54,28 @@ def why(
 ) -> None:
     """Show the history of a key: when and where it was accepted, when it expires, and how many copies were dropped."""
     with _key_state(file) as keys, progress_bar() as progress:
-        found = keys.why(key, progress)
+        history = keys.why(key, progress)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(history))
         return
-    for line in _lines(found):
+    for line in _lines(history):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(found: "KeyHistory") -> Iterator[str]:
-    key = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.key.items())
-    if found.accepted is None:
-        yield f"{key}: not in the key store (bucket {found.bucket}). No record with this key was accepted, or the key has expired."
+def _lines(history: "KeyHistory") -> Iterator[str]:
+    key = ", ".join(f"{name} = {json.dumps(value)}" for name, value in history.key.items())
+    if history.accepted is None:
+        yield f"{key}: not in the key store (bucket {history.bucket}). No record with this key was accepted, or the key has expired."
         return
-    yield f"{key}: accepted {_where(found.accepted)} (bucket {found.bucket})"
-    ended = "expired: the next record with this key is accepted" if found.is_expired else "until then copies are dropped"
-    yield f"expires {_time(found.expires)}; {ended}"
-    since = f"since {utc(found.counted_from)} (earlier records were purged)" if found.counted_from else "since"
-    yield f"{count_of(found.duplicates, 'copy')} dropped {since}, in {count_of(found.records_scanned, 'record')} scanned"
-    for seen in found.dropped:
+    yield f"{key}: accepted {_where(history.accepted)} (bucket {history.bucket})"
+    ended = "expired: the next record with this key is accepted" if history.is_expired else "until then copies are dropped"
+    yield f"expires {_time(history.expires)}; {ended}"
+    since = f"since {utc(history.counted_from)} (earlier records were purged)" if history.counted_from else "since"
+    yield f"{count_of(history.duplicates, 'copy')} dropped {since}, in {count_of(history.records_scanned, 'record')} scanned"
+    for seen in history.dropped:
         yield f"  dropped {_where(seen)}"
-    if found.duplicates > len(found.dropped):
-        yield f"  and {found.duplicates - len(found.dropped):,} more"
+    if history.duplicates > len(history.dropped):
+        yield f"  and {history.duplicates - len(history.dropped):,} more"
 
 
 def _where(seen: "Seen") -> str:
@@ -92,15 +92,15 @@ def compact(file: File, as_json: AsJson = False) -> None:
     from pipelines.maintenance.compact import compact as run
 
     with _key_state(file) as keys:
-        found = run(keys)
+        buckets = run(keys)
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(bucket) for bucket in buckets])
         return
     table = Table("bucket", "entries", "bytes", "segments", "oldest", "live keys, all found", "outcome", title="before -> after")
-    for one in found:
-        pairs = [(one.before.entries, one.after.entries), (one.before.bytes, one.after.bytes), (one.before.runs, one.after.runs)]
-        oldest = " -> ".join(f"{each.oldest:%m-%d %H:%M:%S}" if each.oldest else "none" for each in (one.before, one.after))
-        table.add_row(str(one.bucket), *(f"{a:,} -> {b:,}" for a, b in pairs), oldest, f"{one.live_keys:,}", one.outcome)
+    for bucket in buckets:
+        pairs = [(getattr(bucket.before, name), getattr(bucket.after, name)) for name in ("entries", "bytes", "runs")]
+        oldest = " -> ".join(f"{each.oldest:%m-%d %H:%M:%S}" if each.oldest else "none" for each in (bucket.before, bucket.after))
+        table.add_row(str(bucket.bucket), *(f"{a:,} -> {b:,}" for a, b in pairs), oldest, f"{bucket.live_keys:,}", bucket.outcome)
     out.print(table)
 
 
@@ -109,15 +109,15 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
     from pipelines.maintenance.rebuild import rebuild
 
     with _key_state(file) as keys, progress_bar() as progress:
-        found = rebuild(keys, progress)
+        rebuilt = rebuild(keys, progress)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(rebuilt))
         return
     out.print(
-        f"{count_of(found.records, 'record')} replayed: {found.accepted:,} accepted, {count_of(found.duplicates, 'duplicate')}, "
+        f"{count_of(rebuilt.records, 'record')} replayed: {rebuilt.accepted:,} accepted, {count_of(rebuilt.duplicates, 'duplicate')}, "
         "as the ledger counted"
     )
-    out.print(f"the key store holds {count_of(found.entries, 'entry')} in {count_of(found.runs, 'segment')}; start the pipeline")
+    out.print(f"the key store holds {count_of(rebuilt.entries, 'entry')} in {count_of(rebuilt.runs, 'segment')}; start the pipeline")
 
 
 def rebucket(file: File, as_json: AsJson = False) -> None:
@@ -125,12 +125,12 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
     from pipelines.maintenance.rebucket import rebucket as run
 
     with _key_state(file, needs_dedup=False) as keys:
-        found = run(keys)
+        change = run(keys)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(change))
         return
     out.print(
-        f"buckets {found.buckets_before} -> {found.buckets}, entries {found.entries_before:,} -> {found.entries:,}; start the pipeline"
+        f"buckets {change.buckets_before} -> {change.buckets}, entries {change.entries_before:,} -> {change.entries:,}; start the pipeline"
     )
 
 
@@ -139,16 +139,16 @@ def reset_clock(file: File, as_json: AsJson = False) -> None:
     from pipelines.maintenance.reset_clock import reset_clock as run
 
     with _key_state(file) as keys:
-        found = run(keys)
+        reset = run(keys)
     if as_json:
-        print_json({"arrival": found.arrival.isoformat(), "server": found.server.isoformat()})
+        print_json({"arrival": reset.arrival.isoformat(), "server": reset.server.isoformat()})
         return
-    if found.arrival <= found.server:
-        out.print(f"last arrival {_time(found.arrival)}, NATS's clock {_time(found.server)}: the arrival is not ahead, nothing was changed")
+    if reset.arrival <= reset.server:
+        out.print(f"last arrival {_time(reset.arrival)}, NATS's clock {_time(reset.server)}: the arrival is not ahead, nothing was changed")
         return
     out.print(
-        f"last arrival {_time(found.arrival)}, NATS's clock {_time(found.server)}: arrivals advance at half speed until "
-        f"{_time(found.met)}, and windows last up to twice as long until then; start the pipeline"
+        f"last arrival {_time(reset.arrival)}, NATS's clock {_time(reset.server)}: arrivals advance at half speed until "
+        f"{_time(reset.met)}, and windows last up to twice as long until then; start the pipeline"
     )
 
 

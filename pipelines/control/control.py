@@ -75,8 +75,8 @@ class Halt:
 
 def read_desired(directory: Path) -> Desired | None:
     """Read the desired state; None if it was never set, as for a pipeline that is only ever run by hand."""
-    found = _read(directory / DESIRED_FILE, "state", "legs")
-    return Desired(found["state"], _legs(found) if found["state"] == "running" else ()) if found else None
+    content = _read(directory / DESIRED_FILE, "state", "legs")
+    return Desired(content["state"], _legs(content) if content["state"] == "running" else ()) if content else None
 
 
 def write_desired(directory: Path, desired: Desired | None) -> None:
@@ -109,8 +109,8 @@ def note_stop(directory: Path, legs: Collection[str] | None = None) -> None:
 
 
 def read_launched(directory: Path) -> Launched | None:
-    found = _read(directory / LAUNCHED_FILE, "pid", "mark", "legs", "log")
-    return Launched(found["pid"], found["mark"], _legs(found), found["log"]) if found else None
+    content = _read(directory / LAUNCHED_FILE, "pid", "mark", "legs", "log")
+    return Launched(content["pid"], content["mark"], _legs(content), content["log"]) if content else None
 
 
 def write_launched(directory: Path, launched: Launched) -> None:
@@ -133,8 +133,8 @@ def read_halts(directory: Path) -> dict[LegId, Halt]:
     before, after = _HALTED_FILE.format("*").split("*")
     tokens = [path.name.removeprefix(before).removesuffix(after) for path in directory.glob(_HALTED_FILE.format("*"))]
     legs = in_data_order(LegId.of_token(token) for token in tokens if is_token(token))
-    found = {leg: _read(_halted_file(directory, leg), *names) for leg in legs}
-    halts = {leg: Halt(*(one[name] for name in names)) for leg, one in found.items() if one}
+    contents = {leg: _read(_halted_file(directory, leg), *names) for leg in legs}
+    halts = {leg: Halt(*(content[name] for name in names)) for leg, content in contents.items() if content}
     return {leg: halt for leg, halt in halts.items() if halt.host == host_mark()}
 
 
@@ -156,12 +156,12 @@ def _read(path: Path, *names: str) -> dict[str, Any] | None:
     user may not read it.
     """
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as error:
         raise HaltError(f"reading {path}: {error.strerror}; let this user read and write what lies below {path.parent}") from error
-    return found if isinstance(found, dict) and found.keys() >= {*names} else None
+    return content if isinstance(content, dict) and content.keys() >= {*names} else None
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -172,16 +172,16 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def find_runners(directory: Path) -> list[dict[str, Any]]:
     """Return `{pid, mark, port, legs, directory}` of each live runner in a pipeline's directory, in the order of the data."""
-    found = []
+    runners = []
     for path in directory.glob(f"*/{STATUS_FILE}"):
-        one = _read(path, "pid", "mark", "port", "legs")
-        if one and one["legs"] and ProcessIdentity(one["pid"], one["mark"]).is_running():
-            found.append({**one, "legs": [*_legs(one)], "directory": path.parent})
-    return sorted(found, key=lambda one: data_place(one["legs"][0]))
+        status = _read(path, "pid", "mark", "port", "legs")
+        if status and status["legs"] and ProcessIdentity(status["pid"], status["mark"]).is_running():
+            runners.append({**status, "legs": [*_legs(status)], "directory": path.parent})
+    return sorted(runners, key=lambda status: data_place(status["legs"][0]))
 
 
-def _legs(found: dict[str, Any]) -> tuple[LegId, ...]:
-    return tuple(map(LegId.parse, found["legs"]))
+def _legs(content: dict[str, Any]) -> tuple[LegId, ...]:
+    return tuple(map(LegId.parse, content["legs"]))
 
 
 def stage_config_version(runner: dict[str, Any]) -> str | None:
@@ -207,8 +207,8 @@ def _client() -> "httpx.Client":
 def ask(runner: dict[str, Any], timeout: timedelta) -> dict[str, Any] | None:
     """Return a runner's answer at `/status`; None if it does not answer in time."""
     answer = _get(runner, "status", timeout)
-    found: dict[str, Any] | None = answer.json() if answer is not None and answer.is_success else None
-    return found
+    status: dict[str, Any] | None = answer.json() if answer is not None and answer.is_success else None
+    return status
 
 
 def ask_patiently(runner: dict[str, Any], timeout: timedelta) -> tuple[dict[str, Any] | None, bool]:
@@ -232,19 +232,19 @@ def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> "httpx.Respon
 
 def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the snapshots of all runners of a pipeline; `uptime_seconds` belongs to the runner that started last."""
-    legs = {name: leg for one in snapshots for name, leg in one["legs"].items()}
+    legs = {name: leg for snapshot in snapshots for name, leg in snapshot["legs"].items()}
     return {
         "pipeline": snapshots[0]["pipeline"],
-        "ready": all(one["ready"] for one in snapshots),
-        "healthy": all(one["healthy"] for one in snapshots),
+        "ready": all(snapshot["ready"] for snapshot in snapshots),
+        "healthy": all(snapshot["healthy"] for snapshot in snapshots),
         "at": snapshots[0]["at"],
-        "uptime_seconds": min(one["uptime_seconds"] for one in snapshots),
+        "uptime_seconds": min(snapshot["uptime_seconds"] for snapshot in snapshots),
         "legs": {leg: legs[leg] for leg in in_data_order(map(LegId.parse, legs))},
-        "lanes": {name: max(one["lanes"][name] for one in snapshots) for name in ("wanted", "working")},
-        "lag": {partition: count for one in snapshots for partition, count in one["lag"].items()},
-        **next(({"ledger_table": one["ledger_table"]} for one in snapshots if "ledger_table" in one), {}),
-        "streams": {role: facts for one in snapshots for role, facts in one["streams"].items()},
-        "purge_failure": "; ".join(one["purge_failure"] for one in snapshots if one["purge_failure"]),
+        "lanes": {name: max(snapshot["lanes"][name] for snapshot in snapshots) for name in ("wanted", "working")},
+        "lag": {partition: count for snapshot in snapshots for partition, count in snapshot["lag"].items()},
+        **next(({"ledger_table": snapshot["ledger_table"]} for snapshot in snapshots if "ledger_table" in snapshot), {}),
+        "streams": {role: facts for snapshot in snapshots for role, facts in snapshot["streams"].items()},
+        "purge_failure": "; ".join(snapshot["purge_failure"] for snapshot in snapshots if snapshot["purge_failure"]),
     }
 
 
@@ -254,11 +254,11 @@ def processes(directory: Path, legs: Collection[str] | None = None) -> list[Proc
     def runs_one(running: Iterable[LegId]) -> bool:
         return legs is None or any(leg in legs for leg in running)
 
-    found = [ProcessIdentity(one["pid"], one["mark"]) for one in find_runners(directory) if runs_one(one["legs"])]
+    running = [ProcessIdentity(runner["pid"], runner["mark"]) for runner in find_runners(directory) if runs_one(runner["legs"])]
     launched = read_launched(directory)
-    if launched and runs_one(launched.legs) and launched.process not in found and launched.process.is_running():
-        found.append(launched.process)
-    return found
+    if launched and runs_one(launched.legs) and launched.process not in running and launched.process.is_running():
+        running.append(launched.process)
+    return running
 
 
 def stop_runners(directory: Path, legs: Collection[str] | None, patience: timedelta) -> tuple[int, list[ProcessIdentity]]:

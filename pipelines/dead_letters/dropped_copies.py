@@ -67,9 +67,9 @@ class DroppedCopies:
         copies before it may be missing, else null.
         """
         is_past, since = pc.fill_null(dead_letters.column("past_dedup"), False), pa.scalar(self.since, INSTANT)
-        known = pc.index_in(pa.array(position_keys(dead_letters)), pa.array(self.codes))
-        copies = pc.if_else(is_past, pa.array(self.copies).take(known), pa.scalar(0, pa.int64()))
-        counted_from = pc.if_else(pa.array(self.is_cut).take(known), since, pa.scalar(None, INSTANT))
+        index = pc.index_in(pa.array(position_keys(dead_letters)), pa.array(self.codes))
+        copies = pc.if_else(is_past, pa.array(self.copies).take(index), pa.scalar(0, pa.int64()))
+        counted_from = pc.if_else(pa.array(self.is_cut).take(index), since, pa.scalar(None, INSTANT))
         return dead_letters.append_column(COPIES_COLUMN, copies).append_column(COUNTED_FROM_COLUMN, counted_from)
 
 
@@ -122,10 +122,10 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
 
 
 def _counted(roots: dict[int, int], counts: dict[int, int], purged: Purged) -> DroppedCopies:
-    known = sorted(
+    counted = sorted(
         (dead_letter, counts[root], root >> ORDINAL_BITS < purged.below) for dead_letter, root in roots.items() if root in counts
     )
-    codes, copies, is_cut = zip(*known, strict=True) if known else ((), (), ())
+    codes, copies, is_cut = zip(*counted, strict=True) if counted else ((), (), ())
     return DroppedCopies(np.array(codes, dtype=np.uint64), np.array(copies, dtype=np.int64), np.array(is_cut, dtype=bool), purged.since)
 
 

@@ -100,17 +100,17 @@ class Reprocessing:
         self, states: frozenset[str], selection: Selection, left: Counter[str], needs_whole: bool
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the selected dead letters that may be taken, by frame; count the others in `left`."""
-        known = taken(self._log, self._names)
-        for sequence, frame in with_states(read_frames(self._log, self._names), known, self._config.dead_letters.max_attempts):
+        named_by_plans = taken(self._log, self._names)
+        for sequence, frame in with_states(read_frames(self._log, self._names), named_by_plans, self._config.dead_letters.max_attempts):
             dead_letters = selection.of(with_fingerprints(frame))
-            is_wanted = to_mask(pc.is_in(dead_letters.column("state"), value_set=pa.array(sorted(states))))
-            left.update(dead_letters.filter(pa.array(~is_wanted)).column("state").to_pylist())
+            is_to_take = to_mask(pc.is_in(dead_letters.column("state"), value_set=pa.array(sorted(states))))
+            left.update(dead_letters.filter(pa.array(~is_to_take)).column("state").to_pylist())
             if needs_whole:
-                is_short = is_wanted & ~can_enter(dead_letters)
+                is_short = is_to_take & ~can_enter(dead_letters)
                 left.update({"oversize": int(is_short.sum())} if is_short.any() else {})
-                is_wanted &= ~is_short
-            if is_wanted.any():
-                yield sequence, dead_letters.filter(pa.array(is_wanted))
+                is_to_take &= ~is_short
+            if is_to_take.any():
+                yield sequence, dead_letters.filter(pa.array(is_to_take))
 
     def _check_room(self) -> None:
         """Raise RetryableError if the raw stream is so full that ingest needs the rest."""
@@ -168,11 +168,11 @@ def expire_dead_letters(config: PipelineConfig, directory: Path, log: JetStream)
 
 
 def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream, before: datetime) -> bool:
-    known = taken(log, names)
+    named_by_plans = taken(log, names)
     old = Selection(until=before, states=WAITING)
-    frames = with_states(read_frames(log, names), known, config.dead_letters.max_attempts)
+    frames = with_states(read_frames(log, names), named_by_plans, config.dead_letters.max_attempts)
     return (
         any(old.of(dead_letters).num_rows for _, dead_letters in frames)
-        or bool(frames_that_may_go(log, names, known, before))
+        or bool(frames_that_may_go(log, names, named_by_plans, before))
         or redrive_entries_that_may_go(log, names, config.resources.nats.stream.max_age) > 0
     )

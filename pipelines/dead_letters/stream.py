@@ -57,8 +57,8 @@ class DeadLetters:
     def _dead_letters(self) -> Iterator[pa.Table]:
         log = self._log.connect()
         check_started(log, self._names)
-        known = taken(log, self._names)
-        return (dead_letters for _, dead_letters in with_states(read_frames(log, self._names), known, self._max_attempts))
+        named_by_plans = taken(log, self._names)
+        return (dead_letters for _, dead_letters in with_states(read_frames(log, self._names), named_by_plans, self._max_attempts))
 
 
 def with_states(frames: Iterator[tuple[int, pa.Table]], known: Taken, max_attempts: int) -> Iterator[tuple[int, pa.Table]]:

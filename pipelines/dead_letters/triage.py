@@ -120,13 +120,13 @@ class Group:
 
 def groups(frames: Iterable[pa.Table], selection: Selection) -> list[Group]:
     """Return the selected dead letters by cause, the largest group first."""
-    found: dict[str, Group] = {}
+    by_cause: dict[str, Group] = {}
     for frame in frames:
         dead_letters = selection.of(with_fingerprints(frame))
-        for one in _groups_of(dead_letters):
-            before = found.get(one.fingerprint)
-            found[one.fingerprint] = _together(before, one) if before else one
-    return sorted(found.values(), key=lambda group: (-group.letters, group.fingerprint))
+        for group in _groups_of(dead_letters):
+            before = by_cause.get(group.fingerprint)
+            by_cause[group.fingerprint] = _together(before, group) if before else group
+    return sorted(by_cause.values(), key=lambda group: (-group.letters, group.fingerprint))
 
 
 def _groups_of(dead_letters: pa.Table) -> Iterator[Group]:
@@ -154,11 +154,11 @@ def _copies_of(members: pa.Table) -> dict[str, Any]:
     return {COPIES_COLUMN: pc.sum(copies, min_count=0).as_py(), COUNTED_FROM_COLUMN: pc.max(since).as_py()}
 
 
-def _together(one: Group, other: Group) -> Group:
-    first = min(one, other, key=lambda group: group.position)
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("letters", COPIES_COLUMN)}
-    times = {"first": min(one.first, other.first), "last": max(one.last, other.last)}
-    return Group(**{**vars(first), **sums, **times, COUNTED_FROM_COLUMN: one.copies_counted_from or other.copies_counted_from})
+def _together(group: Group, other: Group) -> Group:
+    first = min(group, other, key=lambda each: each.position)
+    sums = {name: getattr(group, name) + getattr(other, name) for name in ("letters", COPIES_COLUMN)}
+    times = {"first": min(group.first, other.first), "last": max(group.last, other.last)}
+    return Group(**{**vars(first), **sums, **times, COUNTED_FROM_COLUMN: group.copies_counted_from or other.copies_counted_from})
 
 
 def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tuple[pa.Table, int]:
@@ -177,7 +177,7 @@ def dead_letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
     """Return the dead letter of the record at `position`, with `fingerprint`, as a table of one row; without rows if there is none."""
     for frame in frames:
         is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
-        found = frame.filter(is_it)
-        if found.num_rows:
-            return with_fingerprints(found)
+        dead_letter = frame.filter(is_it)
+        if dead_letter.num_rows:
+            return with_fingerprints(dead_letter)
     return pa.table({})

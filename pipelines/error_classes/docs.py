@@ -18,8 +18,8 @@ def render() -> str:
 
 
 def _section(system: System, title: str) -> str:
-    found = sorted((row for row in TABLE if row.system == system), key=lambda row: (row.code is None, row.code or 0, row.name))
-    rows = ["| Code | Name | Class | What it means | What to do next | May become |", "|---|---|---|---|---|---|", *map(_row, found)]
+    of_system = sorted((row for row in TABLE if row.system == system), key=lambda row: (row.code is None, row.code or 0, row.name))
+    rows = ["| Code | Name | Class | What it means | What to do next | May become |", "|---|---|---|---|---|---|", *map(_row, of_system)]
     return "\n".join([f"## {title}", "", *rows, ""])
 
 
@@ -33,8 +33,8 @@ def _row(row: ErrorRow) -> str:
 def _others(row: ErrorRow) -> str:
     if row.is_fixed or row.words:
         return ""
-    wanted = ("retryable", "record", "halt") if row.may_be_record else ("retryable", "halt")
-    return ", ".join(f"`{kind}`" for kind in wanted if kind != row.error_class or row.is_vague)
+    classes = ("retryable", "record", "halt") if row.may_be_record else ("retryable", "halt")
+    return ", ".join(f"`{kind}`" for kind in classes if kind != row.error_class or row.is_vague)
 
 
 def main() -> None:

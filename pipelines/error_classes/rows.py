@@ -44,11 +44,11 @@ class ErrorRow:
 
 def read_rows(system: System, text: str) -> list[ErrorRow]:
     """Return the rows of one system's file. Raise ValueError or TypeError for an invalid class or key, before anything starts."""
-    found = []
+    rows = []
     for group in tomllib.loads(text)["group"]:
         for *code, name, meaning in group.pop("errors"):
-            found.append(ErrorRow(system=system, code=code[0] if code else None, name=name, meaning=meaning, **group))
-    return found
+            rows.append(ErrorRow(system=system, code=code[0] if code else None, name=name, meaning=meaning, **group))
+    return rows
 
 
 def read_table() -> tuple[ErrorRow, ...]:
