@@ -85,9 +85,9 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
         selected = {key.name for key in context.selected_asset_check_keys}
         with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
-            wanted = [name for name in enabled(checks) if name in selected]
-            for found in results(wanted, lambda name: look.check(name, verified), context.log.error):
-                yield asset_check_result(found, _check(checks, found.check), table)
+            names = [name for name in enabled(checks) if name in selected]
+            for result in results(names, lambda name: look.check(name, verified), context.log.error):
+                yield asset_check_result(result, _check(checks, result.check), table)
 
     return run
 
@@ -137,9 +137,9 @@ def _verified(instance: dg.DagsterInstance, pipeline: Pipeline) -> Hours:
     """Return the newest verification of each hour within the period of the check, and the hours of that period without one."""
     now = datetime.now(UTC)
     since = now - pipeline.config.checks.verification.over
-    wanted = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
+    records_since = dg.AssetRecordsFilter(asset_key=asset_key(pipeline, VERIFICATION), after_timestamp=since.timestamp())
     newest: dict[str, VerifiedHour] = {}
-    for event in _materializations(instance, wanted):
+    for event in _materializations(instance, records_since):
         if event.partition is not None:
             facts = {name: value.value for name, value in event.metadata.items()}
             summary = (bool(facts.get("is_match")), str(facts.get("summary", "")), bool(facts.get("is_proven", True)))

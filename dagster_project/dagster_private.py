@@ -78,11 +78,11 @@ def results_since(
         before = looked.get(key.to_user_string())
         if before is not None and newest.id <= before.to:
             continue
-        found = [*reversed(storage.get_asset_check_execution_history(key, limit=_AT_ONCE))]
-        made = [(one.id, one.partition, evaluation) for one in found if (evaluation := _evaluation(one)) is not None]
-        pending = [one.id for one in found if one.status is AssetCheckExecutionRecordStatus.PLANNED]
-        to = max(before.to if before else 0, min(pending) - 1 if pending else found[-1].id)
-        new = made[-1:] if before is None else [one for one in made if one[0] > before.to and one[0] not in before.also]
+        history = [*reversed(storage.get_asset_check_execution_history(key, limit=_AT_ONCE))]
+        made = [(record.id, record.partition, evaluation) for record in history if (evaluation := _evaluation(record)) is not None]
+        pending = [record.id for record in history if record.status is AssetCheckExecutionRecordStatus.PLANNED]
+        to = max(before.to if before else 0, min(pending) - 1 if pending else history[-1].id)
+        new = made[-1:] if before is None else [entry for entry in made if entry[0] > before.to and entry[0] not in before.also]
         also = tuple(number for number, _, _ in made if number > to)
         yield key, Looked(to, also), [(partition, evaluation) for _, partition, evaluation in new]
 

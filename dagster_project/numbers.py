@@ -71,7 +71,7 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
     ingests, (process,), sinks = map(account.tally.of_kind, KINDS)
     dead_letters = account.tally.dead_letters
     waiting_rows = sum(sink.waiting for sink in sinks)
-    found: dict[str, dict[str, int | float]] = {
+    by_asset: dict[str, dict[str, int | float]] = {
         RAW: {"rows": sum(ingest.outcomes[RAW_ROWS.label] for ingest in ingests), "waiting_rows": process.waiting},
         DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes[DUPLICATE.label], process.rows_in)},
         OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": waiting_rows},
@@ -88,7 +88,7 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
             "dead_letters_percent": _percent(dead_letters.rows_in, process.rows_in),
         },
     }
-    numbers = found[name]
+    numbers = by_asset[name]
     if name in account.stream_bytes:
         numbers["stream_bytes"] = account.stream_bytes[name]
     if account.lag is not None and "lag_offsets" in PLOTTED[name]:

@@ -97,7 +97,7 @@ def read_pipeline_files(
         return PipelineFiles(
             directory, (), (FaultyFile(directory, f"{directory} is not a directory; set {DIRECTORY_VARIABLE}"),), key_prefix, skip
         )
-    found: dict[str, Pipeline] = {}
+    by_key: dict[str, Pipeline] = {}
     faulty = []
     home = default_home(environment)
     for path in (one for one in _files(directory) if one.name not in skip and not one.is_relative_to(home)):
@@ -105,8 +105,8 @@ def read_pipeline_files(
             pipeline = Pipeline(path, load(path, environment), key_prefix)
             check_supported(pipeline.config)
             check_types(pipeline.config)
-            if pipeline.key in found:
-                raise ConfigurationError(str(path), [_same_key(pipeline, found[pipeline.key])])
+            if pipeline.key in by_key:
+                raise ConfigurationError(str(path), [_same_key(pipeline, by_key[pipeline.key])])
         except TallyflowError as error:
             faulty.append(FaultyFile(path, str(error)))
         except Exception as error:
@@ -114,8 +114,8 @@ def read_pipeline_files(
             _LOG.warning("reading %s", path, exc_info=True)
             faulty.append(FaultyFile(path, f"{path}: cannot be read ({type(error).__name__}); see the log of the code location"))
         else:
-            found[pipeline.key] = pipeline
-    return PipelineFiles(directory, tuple(found.values()), tuple(faulty), key_prefix, skip)
+            by_key[pipeline.key] = pipeline
+    return PipelineFiles(directory, tuple(by_key.values()), tuple(faulty), key_prefix, skip)
 
 
 def _files(directory: Path) -> list[Path]:

@@ -39,25 +39,25 @@ def tags_of_assets(pipeline: Pipeline, version: Version, topics: Mapping[dg.Asse
     `topics`: data versions of `topic_versions`.
     """
     own = {CODE_VERSION_TAG: version.config, DATA_VERSION_TAG: version.stream_id, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
-    found = {}
+    by_asset = {}
     for asset in stream_assets(pipeline):
         tags = dict(own)
         for one in asset.inputs:
             key = one if isinstance(one, dg.AssetKey) else asset_key(pipeline, one)
             tags[get_input_data_version_tag(key)] = topics.get(key, version.stream_id)
             tags[get_input_event_pointer_tag(key)] = NULL_EVENT_POINTER
-        found[asset.name] = tags
-    return found
+        by_asset[asset.name] = tags
+    return by_asset
 
 
 def topic_versions(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, str]:
     """Return the data versions that others have reported for the topics; Dagster's own default if there is none."""
-    found = {}
+    by_topic = {}
     for key in {topic_key(pipeline, source) for pipeline in pipelines for source in pipeline.config.sources}:
         record = instance.get_latest_data_version_record(key)
         tags = (record.event_log_entry.tags or {}) if record else {}
-        found[key] = tags.get(DATA_VERSION_TAG, DEFAULT_DATA_VERSION.value)
-    return found
+        by_topic[key] = tags.get(DATA_VERSION_TAG, DEFAULT_DATA_VERSION.value)
+    return by_topic
 
 
 def known_tags(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline]) -> dict[dg.AssetKey, Tags]:

@@ -197,9 +197,9 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             left = self._not_running(directory, chosen)
             launched = self._launch(path, directory, config.topology, left, accept, until_caught_up) if left else None
             before = read_desired(directory)
-            wanted = _with_legs(before, chosen)
+            desired = _with_legs(before, chosen)
             if not until_caught_up:
-                write_desired(directory, wanted)
+                write_desired(directory, desired)
         announce(f"launched process {launched.pid}, its log is {launched.log}" if launched else "a runner is there already, or on its way")
         if until_caught_up:
             self._wait_for_the_end(pipeline_id, launched)
@@ -207,7 +207,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             try:
                 launched = self._wait_until_ready(path, config, chosen, launched, announce)
             except HaltError:
-                _take_back(directory, wanted, before)
+                _take_back(directory, desired, before)
                 raise
         took = timedelta(seconds=time.monotonic() - begun)
         return Started(pipeline_id, launched is None, self.look(path, config), Path(launched.log) if launched else None, took)

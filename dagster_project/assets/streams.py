@@ -64,7 +64,7 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
     def stream(role: str) -> dict[str, Any]:
         return {"dagster/uri": f"{nats}/{names.stream(role)}", "stream": names.stream(role), "subjects": names.subjects(role)}
 
-    found = [
+    assets = [
         StreamAsset(
             RAW,
             frozenset({"nats", "spark"}),
@@ -74,8 +74,8 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
         )
     ]
     if has_dedup(pipeline):
-        found.append(_dedup_asset(pipeline))
-    found += [
+        assets.append(_dedup_asset(pipeline))
+    assets += [
         StreamAsset(
             OUT,
             frozenset({"nats", "spark"}),
@@ -93,7 +93,7 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
             stream("dlq"),
         ),
     ]
-    return tuple(found)
+    return tuple(assets)
 
 
 def _dedup_asset(pipeline: Pipeline) -> StreamAsset:
@@ -234,16 +234,16 @@ def faulty_specs(files: PipelineFiles) -> list[dg.AssetSpec]:
 
 
 def _topic_spec(key: dg.AssetKey, sources: Iterable[KafkaSource]) -> dg.AssetSpec:
-    found = list(sources)
-    fields = {name: kind for source in found for name, kind in source.fields.items()}
-    brokers = ",".join(found[0].connection_params.brokers)
+    of_topic = list(sources)
+    fields = {name: kind for source in of_topic for name, kind in source.fields.items()}
+    brokers = ",".join(of_topic[0].connection_params.brokers)
     return dg.AssetSpec(
         key,
-        description=f"Kafka topic {found[0].topic}. Written by others, read by Tallyflow.",
+        description=f"Kafka topic {of_topic[0].topic}. Written by others, read by Tallyflow.",
         kinds={"kafka"},
         group_name="kafka",
         metadata={
-            "dagster/uri": f"kafka://{brokers}/{found[0].topic}",
+            "dagster/uri": f"kafka://{brokers}/{of_topic[0].topic}",
             "dagster/column_schema": TableSchema([TableColumn(name, kind) for name, kind in fields.items()]),
         },
     )

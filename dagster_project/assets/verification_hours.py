@@ -79,7 +79,7 @@ def hours_with_records(log: TimedLog, names: Names, now: datetime) -> Iterator[d
 
 
 def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: PipelineConfig, now: datetime) -> list[str]:
-    """List the missing partitions, ascending: hours with records, and hours with a verdict of an older release."""
+    """List the missing partitions, ascending: hours with records."""
     return hours_not_listed(instance, pipeline, hours_seen(config, now))
 
 
@@ -90,16 +90,15 @@ def hours_seen(config: PipelineConfig, now: datetime) -> set[str]:
 
 
 def hours_not_listed(instance: dg.DagsterInstance, pipeline: Pipeline, seen: set[str]) -> list[str]:
-    """List the missing partitions among these hours and the hours with a verdict of an older release, ascending."""
-    found = seen | instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
-    return sorted(found - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
+    """List those of these hours that are no partitions yet, ascending."""
+    return sorted(seen - {*instance.get_dynamic_partitions(partitions_name(pipeline))})
 
 
 def hours_without_verdict(instance: dg.DagsterInstance, pipeline: Pipeline, since: datetime) -> list[str]:
     """List the partitions from the instant on that are not verified yet, ascending."""
     verified = instance.get_materialized_partitions(asset_key(pipeline, VERIFICATION))
-    known = instance.get_dynamic_partitions(partitions_name(pipeline))
-    return sorted(key for key in known if key >= key_of(since) and key not in verified)
+    listed = instance.get_dynamic_partitions(partitions_name(pipeline))
+    return sorted(key for key in listed if key >= key_of(since) and key not in verified)
 
 
 def forget_hours(instance: dg.DagsterInstance, pipelines: Iterable[Pipeline], before: datetime, now: datetime) -> int:
@@ -133,10 +132,10 @@ def build(files: PipelineFiles) -> dg.Definitions:
             if isinstance(seen, TallyflowError):
                 messages.append(f"{pipeline.config.pipeline_id}: {seen}")
                 continue
-            found = hours_not_listed(context.instance, pipeline, seen)
-            if found:
-                requests.append(partitions(pipeline).build_add_request(found))
-                messages.append(f"{pipeline.config.pipeline_id}: {', '.join(found)}")
+            missing = hours_not_listed(context.instance, pipeline, seen)
+            if missing:
+                requests.append(partitions(pipeline).build_add_request(missing))
+                messages.append(f"{pipeline.config.pipeline_id}: {', '.join(missing)}")
         return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=dg.SkipReason("; ".join(messages) or "no new hour"))
 
     return dg.Definitions(sensors=[list_hours])

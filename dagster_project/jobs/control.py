@@ -171,8 +171,8 @@ def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
 
 
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, announce: Announce) -> dict[str, Any]:
-    known = pipeline.config.topology.names
-    if not config.legs or not known >= {*config.legs}:
+    names = pipeline.config.topology.names
+    if not config.legs or not names >= {*config.legs}:
         raise dg.Failure(f"legs: give one or more of {', '.join(pipeline.config.topology.options)}", allow_retries=False)
     return _started_metadata(jobs.start(pipeline.path, accept=config.accept, legs=config.legs, announce=announce))
 

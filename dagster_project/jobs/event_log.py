@@ -77,17 +77,17 @@ def prune(instance: dg.DagsterInstance, before: datetime, max_runs: int, max_eve
 
 def _prune_runs(instance: dg.DagsterInstance, before: datetime, limit: int, kept: set[str]) -> int:
     old = dg.RunsFilter(statuses=list(_FINISHED), updated_before=before)
-    found = instance.get_run_records(old, limit=limit * _LOOKED_AT, ascending=True, order_by="update_timestamp")
-    going = [record.dagster_run.run_id for record in found if record.dagster_run.run_id not in kept][:limit]
-    for run_id in going:
+    records = instance.get_run_records(old, limit=limit * _LOOKED_AT, ascending=True, order_by="update_timestamp")
+    run_ids = [record.dagster_run.run_id for record in records if record.dagster_run.run_id not in kept][:limit]
+    for run_id in run_ids:
         instance.delete_run(run_id)
-    return len(going)
+    return len(run_ids)
 
 
 def _newest_events(connection: Connection) -> set[int]:
     """Return the newest event of each asset and kind of event."""
-    wanted = _EVENTS.dagster_event_type.in_(("ASSET_OBSERVATION", "ASSET_MATERIALIZATION"))
-    newest = sa.select(sa.func.max(_EVENTS.id)).where(wanted).group_by(_EVENTS.asset_key, _EVENTS.dagster_event_type)
+    is_of_asset = _EVENTS.dagster_event_type.in_(("ASSET_OBSERVATION", "ASSET_MATERIALIZATION"))
+    newest = sa.select(sa.func.max(_EVENTS.id)).where(is_of_asset).group_by(_EVENTS.asset_key, _EVENTS.dagster_event_type)
     return {row[0] for row in connection.execute(newest)}
 
 

@@ -231,15 +231,15 @@ def changed_files(seen: Mapping[str, FileSeen], before: Mapping[str, str] | None
 
     The first look reports faults only.
     """
-    found = {}
-    for path, one in seen.items():
+    changes = {}
+    for path, file in seen.items():
         mark = before.get(path) if before is not None else None
-        if mark == one.mark:
+        if mark == file.mark:
             continue
-        if one.faults:
-            found[path] = "faulty"
+        if file.faults:
+            changes[path] = "faulty"
         elif mark is not None:
-            found[path] = CHANGED_BESIDE if one.run and mark.startswith(f"{one.run}/") else "changed"
+            changes[path] = CHANGED_BESIDE if file.run and mark.startswith(f"{file.run}/") else "changed"
         elif before is not None:
-            found[path] = "new"
-    return {**found, **{path: "deleted" for path in before or {} if path not in seen}}
+            changes[path] = "new"
+    return {**changes, **{path: "deleted" for path in before or {} if path not in seen}}
