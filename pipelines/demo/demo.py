@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
@@ -122,26 +121,18 @@ def _bar(console: Console) -> Progress:
     return Progress(TextColumn("  "), *columns, console=console)
 
 
-@dataclass(frozen=True)
-class _Timing:
-    """Instants of a run in seconds of the monotonic clock.
+def _pace(events: int, started: float, ready: float | None, through: float) -> str:
+    """Describe a run that ends now by instants of the monotonic clock.
 
     `ready` is None when every record was through before the runner reported that it is ready.
     """
-
-    started: float
-    ready: float | None
-    through: float
-    ended: float
-
-    def summary(self, events: int) -> str:
-        first, name = (self.started, "the start") if self.ready is None else (self.ready, "the report that it is ready")
-        seconds = max(self.through - first, _POLL_SECONDS)
-        before = f"{first - self.started:.1f} s startup before, " if self.ready is not None else ""
-        return (
-            f"[bold]{events / seconds:,.0f} events/s[/bold]: {events:,} events in {seconds:.1f} s by the wall clock, from {name} to the "
-            f"last row in ClickHouse ({before}{self.ended - self.started:.1f} s in total)"
-        )
+    first, name = (started, "the start") if ready is None else (ready, "the report that it is ready")
+    seconds = max(through - first, _POLL_SECONDS)
+    before = f"{first - started:.1f} s startup before, " if ready is not None else ""
+    return (
+        f"[bold]{events / seconds:,.0f} events/s[/bold]: {events:,} events in {seconds:.1f} s by the wall clock, from {name} to the "
+        f"last row in ClickHouse ({before}{time.monotonic() - started:.1f} s in total)"
+    )
 
 
 def _through(log: JetStream, config: PipelineConfig) -> int:
@@ -213,14 +204,14 @@ class _Stage:
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "demo.log"
         with closing(JetStream(self._config.nats).connect()) as nats, self._runner(log) as runner, _bar(self._console) as bar:
-            timing = self._watch(runner, nats, bar, expected)
-        if timing is not None:
-            self._show(timing.summary(expected))
-        if timing is not None and runner.returncode == 0:
+            pace = self._watch(runner, nats, bar, expected)
+        if pace is not None:
+            self._show(pace)
+        if pace is not None and runner.returncode == 0:
             return True
         what = (
             "the runner exited"
-            if timing is not None
+            if pace is not None
             else f"not all records came through: the runner exited, or was stopped after {_STALL_SECONDS:.0f} s without progress,"
         )
         self._console.print(f"   {what} with code {runner.returncode}; the end of {log}:", style="red", soft_wrap=True)
@@ -245,8 +236,8 @@ class _Stage:
                 except subprocess.TimeoutExpired:
                     runner.kill()
 
-    def _watch(self, runner: "subprocess.Popen[bytes]", log: JetStream, bar: Progress, expected: int) -> _Timing | None:
-        """Show the progress until the runner has exited.
+    def _watch(self, runner: "subprocess.Popen[bytes]", log: JetStream, bar: Progress, expected: int) -> str | None:
+        """Show the progress until the runner has exited; return its pace.
 
         Returns None when it exited, or stalled for _STALL_SECONDS, before every record was through.
         """
@@ -271,7 +262,7 @@ class _Stage:
             time.sleep(_POLL_SECONDS)
         if through is None:
             return None
-        return _Timing(started, ready if ready is not None and ready < through else None, through, time.monotonic())
+        return _pace(expected, started, ready if ready is not None and ready < through else None, through)
 
     def _is_ready(self) -> bool:
         answers = (ask(runner, _ANSWER_WITHIN) for runner in find_runners(self._directory))
