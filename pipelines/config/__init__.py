@@ -22,9 +22,7 @@ from pipelines.config.rules import fields_at_sink
 from pipelines.config.schema import json_schema
 from pipelines.config.sink import ClickHouseConnection, ClickHouseSink
 from pipelines.config.sources import KafkaConnection, KafkaSource
-from pipelines.config.transforms import (
-    DedupConfig,
-)
+from pipelines.config.transforms import DedupConfig
 
 __all__ = [
     "Alerts",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,13 @@ class TableFacts:
 
         Dead letters of the sink enter after dedup, so a pair with such a row is none.
         """
-        limit, redriven = 50 * EXAMPLES, _Redriven(log, Names(self._config.pipeline_id))
+        limit, raw = 50 * EXAMPLES, Names(self._config.pipeline_id).stream("raw")
+
+        @cache
+        def entered_again(sequence: int) -> bool:
+            message = log.get(raw, sequence)
+            return message is not None and is_redriven(message.subject)
+
         text = filled("checks/repeated_keys", key=", ".join(map(quote_identifier, columns)))
         pairs: list[dict[str, Any]] = []
         is_cut = False
@@ -127,7 +133,7 @@ class TableFacts:
             pairs += [
                 {"topic": parameters["topic"], "partition": p, "offset": o, "partition before": pb, "offset before": ob}
                 for p, o, sequence, pb, ob, sequence_before in rows
-                if not redriven.has(sequence) and not redriven.has(sequence_before)
+                if not entered_again(sequence) and not entered_again(sequence_before)
             ]
         return RepeatedKeys(tuple(pairs), is_cut)
 
@@ -210,20 +216,6 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
     called = {name.lower() for name in re.findall(r"(\w+)\s*\(", body)}
     is_aggregate = any(name.startswith(tuple(aggregates)) for name in called)
     return bool(body) and not _NOT_ONE_FOR_ONE.search(body) and not is_aggregate
-
-
-class _Redriven:
-    """The raw frames of redriven dead letters; each is looked up once."""
-
-    def __init__(self, log: JetStream, names: Names) -> None:
-        self._log, self._stream = log, names.stream("raw")
-        self._looked_up: dict[int, bool] = {}
-
-    def has(self, sequence: int) -> bool:
-        if sequence not in self._looked_up:
-            message = self._log.get(self._stream, sequence)
-            self._looked_up[sequence] = message is not None and is_redriven(message.subject)
-        return self._looked_up[sequence]
 
 
 @dataclass(frozen=True)

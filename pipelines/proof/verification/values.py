@@ -192,18 +192,15 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         return f"CASE WHEN tf_day_number({text}) BETWEEN {first} AND {last} THEN tf_day_number({text})::INTEGER END"
     if kind.name in ("Enum8", "Enum16"):
         return f"CASE WHEN {text} IN ({', '.join(literal(member.name) for member in kind.members)}) THEN encode({text}) END"
+    if kind.name == "FixedString":
+        return f"CASE WHEN octet_length(encode({text})) <= {kind.number(0)} THEN encode(rtrim({text}, chr(0))) END"
     return {
         "String": f"encode({text})",
         "Bool": f"try_cast({text} AS BOOLEAN)",
         "UUID": f"CASE WHEN regexp_full_match({text}, '{_UUID}') THEN encode(lower({text})) END",
         "IPv4": f"CASE WHEN regexp_full_match({text}, '({_OCTET}\\.){{3}}{_OCTET}') THEN encode({text}) END",
         "IPv6": f"encode(tf_ipv6_hex({text}))",
-        "FixedString": f"CASE WHEN octet_length(encode({text})) <= {_length(kind)} THEN encode(rtrim({text}, chr(0))) END",
     }[kind.name]
-
-
-def _length(kind: ColumnType) -> int:
-    return kind.number(0) if kind.name == "FixedString" else 0
 
 
 def _integer(name: str, text: str) -> str:
