@@ -6,6 +6,7 @@ leg: the leases ensure it, whatever the number of starts. A runner that was star
 
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -41,7 +42,7 @@ from pipelines.control.control import (
     write_launched,
 )
 from pipelines.control.job_state import JobState, summarize
-from pipelines.control.processes import ProcessIdentity, spawn
+from pipelines.control.processes import Popen, ProcessIdentity, spawn
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.home import default_home
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
@@ -85,6 +86,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     """Further options of `tallyflow run`, such as --master."""
     command: ClassVar[Sequence[str]] = (sys.executable, "-m", "pipelines.cli")
     """`tallyflow`, or a command with the same arguments."""
+    popen: ClassVar[Popen] = subprocess.Popen
+    """The constructor of the process."""
 
     kafka: KafkaResource
     nats: NatsResource
@@ -294,7 +297,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         arguments += ["--until-caught-up"] if until_caught_up else []
         log = new_log(directory)
         forget_halts(directory, legs)
-        process = spawn([*self.command, *arguments], self._runner_environment(), Path.cwd(), log)
+        process = spawn([*self.command, *arguments], self._runner_environment(), Path.cwd(), log, self.popen)
         launched = Launched(process.pid, process.start, legs, str(log))
         write_launched(directory, launched)
         return launched

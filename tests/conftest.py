@@ -10,11 +10,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import typer.testing
 from clickhouse_connect.driver.client import Client, ClientConfig, init_sequence, run_sync
 from clickhouse_connect.driver.httpclient import HttpClient
 from hypothesis import HealthCheck, settings
@@ -25,7 +27,7 @@ from support.pipeline_case import PipelineCase, kill, workers_of
 
 import pipelines.sink.settling
 from pipelines.engine.session import build_session, default_master
-from resources.local.stack import LocalStack
+from resources.local.stack import SERVERS, LocalStack
 
 # The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -90,6 +92,14 @@ def settings_asked_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once() -> Iterator[None]:
+    """Typer makes all our commands from their functions for each that is invoked: 40 ms of CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL on a socket, without a port. Where the tests run as root it runs as the user pgserver, who is made."""
@@ -102,8 +112,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def running_stack(stack: LocalStack) -> LocalStack:
-    """The shared servers, all up: a test before may have killed one and failed."""
-    stack.up()
+    """The shared servers, all up: a test before may have killed one and failed. To ask all of them takes 0.1 s of CPU."""
+    if any(stack.server(name).pid is None for name in SERVERS):
+        stack.up()
     return stack
 
 

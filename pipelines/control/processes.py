@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ import psutil
 
 from pipelines.private import OWNER_ONLY
 
+Popen = Callable[..., "subprocess.Popen[bytes]"]
 POLL_SECONDS = 0.02
 _LAST_THREAD_SECONDS = 30.0
 
@@ -114,14 +115,16 @@ def identify(pid: int) -> ProcessIdentity | None:
     return None if start is None else ProcessIdentity(pid, start)
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path) -> ProcessIdentity:
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], directory: Path, output: Path, popen: Popen = subprocess.Popen
+) -> ProcessIdentity:
     """Start a detached process: own session, no terminal, no open files of ours; only this user can read the files that it creates.
 
     Its stdout and stderr are written to `output`, which is truncated, then appended to, so that it may be truncated again while the process
     writes. Raise OSError if the program cannot be started.
     """
     with output.open("wb"), output.open("ab") as log:
-        child = subprocess.Popen(  # noqa: S603
+        child = popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,26 +1,15 @@
 """`tallyflow plan`: what is begun and not finished; rows of the sink that somebody gives up are counted dead letters and never inserted."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from support.edited_case import alter, mapping
-from support.pipeline_case import PipelineCase
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 
 from pipelines.errors import HaltError
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
-
-
-BRIEFLY = """
-import pipelines.sink.settling
-from pipelines.cli.app import app
-pipelines.sink.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
-app()
-"""
-"""`tallyflow` as a process of its own, with what `brief_inserts` does here."""
 
 
 def killed_at(case: PipelineCase, failpoint: str) -> None:
@@ -110,10 +99,8 @@ def test_rows_waiting_behind_the_plan_are_abandoned_on_request(case: PipelineCas
 def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoint: str, who: str) -> None:
     with_open_plan(case, "sink.before-insert")
     command = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes"]
-    killed = subprocess.run(
-        [sys.executable, "-c", BRIEFLY, *command], env=case.environment(TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker"), cwd=case.directory
-    )
-    assert killed.returncode == -9
+    killed = case.fork("support.plain_runner:main_with_brief_inserts", *command, TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker")
+    assert killed.wait(PATIENCE_SECONDS) == -9
     if who == "command":
         assert abandon(case, "--yes")["given_up"] == 100
     case.warm_run()

@@ -1,10 +1,8 @@
 """A pipeline case through Dagster: its definitions in this process, jobs on real servers, the plain runner in place of Spark."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,13 +22,15 @@ from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 from support.dagster_storage import postgres_instance
+from support.forked import Forked
 from support.pipeline_case import PipelineCase
 
 
 class PlainJobs(StreamingJobs):
-    """Without Spark."""
+    """Without Spark, forked."""
 
-    command = (sys.executable, str(Path(__file__).with_name("plain_runner.py")))
+    command = ("support.plain_runner:main",)
+    popen = Forked
     run_options = ()
 
 

@@ -45,6 +45,7 @@ from pipelines.runner.runner import Runner, RunOptions
 from pipelines.runner.share import LEG_CLASSES
 from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import LocalStack
+from support.forked import Forked
 from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
 
 PATIENCE_SECONDS = 240.0
@@ -98,7 +99,7 @@ class PipelineCase:
         self.reported: list[str] = []
         """What runners inside this process have said."""
         self._client: Client | None = None
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[str] | Forked] = []
         self._warm: list[tuple[Runner, threading.Thread]] = []
         self.sent = self.good = 0
         """Records that `send_events` has sent, and how many of them belong into the table."""
@@ -314,15 +315,17 @@ class PipelineCase:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def start_plain(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        script = str(Path(__file__).with_name("plain_runner.py"))
-        return self._start(script, "run", str(self.file), *arguments, **environment)
+    def start_plain(self, *arguments: str, **environment: str) -> Forked:
+        return self.fork("support.plain_runner:main", "run", str(self.file), *arguments, **environment)
+
+    def fork(self, *command: str, **environment: str) -> Forked:
+        """As `begin`, of a function in a Python that has imported our code (forked.py)."""
+        process = Forked(command, self.environment(**environment), self.directory)
+        self._processes.append(process)
+        return process
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        return self._start("-m", "pipelines.cli", "run", str(self.file), *arguments, **environment)
-
-    def _start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        return self.begin([sys.executable, *arguments], **environment)
+        return self.begin([sys.executable, "-m", "pipelines.cli", "run", str(self.file), *arguments], **environment)
 
     def begin(self, command: Sequence[str], **environment: str) -> "subprocess.Popen[str]":
         """Any process that has ended when the test has."""

@@ -1,7 +1,7 @@
 """`tallyflow run` without Spark: the legs of a run work in the runner's own process, on real servers.
 
-It starts in two seconds instead of fifteen, so that a kill can be tried at every step. What Spark adds (tasks, workers) is killed in cases
-of its own. Started as a script, with the arguments of `tallyflow`.
+It starts in a moment instead of fifteen seconds, so that a kill can be tried at every step. What Spark adds (tasks, workers) is killed in
+cases of its own. `main` is a process of its own (support/forked.py), with the arguments of `tallyflow`.
 """
 
 import sys
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
+import pipelines.sink.settling
 from pipelines.cli.app import app
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.coordinator import Coordinator
@@ -82,5 +83,11 @@ class InvokedEngine(PlainEngine):
         sys.exit(code)
 
 
-if __name__ == "__main__":
+def main() -> None:
     app(obj=PlainEngine())
+
+
+def main_with_brief_inserts() -> None:
+    """As the fixture `brief_inserts` in the test's process."""
+    pipelines.sink.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
+    main()
