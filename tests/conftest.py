@@ -10,6 +10,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,12 +61,25 @@ def _note_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
             file.write(f"{report.nodeid}\n")
 
 
+@contextmanager
+def _one_compiler() -> Iterator[None]:
+    """For JVMs that are started inside: minutes of light load do not repay what the second compiler takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def brief_brokers() -> Iterator[None]:
+    """For a module that starts Kafka again and again."""
+    with _one_compiler():
+        yield
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     servers = LocalStack(tmp_path_factory.mktemp("home"))
-    with pytest.MonkeyPatch.context() as patch:
-        # Of Kafka's JVM: minutes of light load do not repay what its second compiler takes.
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    with _one_compiler():
         servers.up()
     yield servers
     servers.down()

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.dedup_case import check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 import pipelines.maintenance.rebucket
 from pipelines.engine.execute import batch_tasks
@@ -44,11 +45,16 @@ def listed_files(case: PipelineCase) -> set[str]:
     return found
 
 
-def batches(case: PipelineCase, count: int = 5, first: int = 0) -> None:
-    """So many runs of the pipeline, each of which leaves a run of the store in most buckets."""
+def batches(case: PipelineCase, count: int = 2, first: int = 0) -> None:
+    """So many runs of the pipeline, each of which leaves a run of the store in most buckets. The third brings keys of the first again."""
     for number in range(first, first + count):
-        case.send(copies(400, first=400 * number, keys=1499))
+        case.send(copies(400, first=400 * number, keys=899))
         case.warm_run()
+
+
+def kill_compaction(case: PipelineCase) -> None:
+    killed = case.fork("support.plain_runner:main", "compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
+    assert killed.wait(PATIENCE_SECONDS) == -9
 
 
 def has_done(account: Tally, records: int) -> bool:
@@ -108,7 +114,7 @@ def test_compaction_leaves_one_run_per_bucket_and_forgets_no_key(case: PipelineC
     assert "listed" in {one["outcome"] for one in report}
     assert run_files(case) == listed_files(case)
     assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
-    batches(case, 2, first=5)
+    batches(case, 1, first=2)
     check_first_of_keys(case)
 
 
@@ -126,7 +132,7 @@ def test_compaction_in_tasks_leaves_what_it_leaves_here(case: PipelineCase, sess
     assert all(one.after.oldest and one.before.oldest and one.after.oldest >= one.before.oldest for one in report)
     assert run_files(case) == listed_files(case)
     assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
-    batches(case, 2, first=5)
+    batches(case, 1, first=2)
     check_first_of_keys(case)
 
 
@@ -182,12 +188,13 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     process = case.start_plain()
     case.wait_ready(process)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(case.command, "compact", str(case.file), "--json")
-        sent = 2000
+        asked = pool.submit(case.fork("support.plain_runner:main", "compact", str(case.file), "--json").communicate, PATIENCE_SECONDS)
+        sent = 800
         while not asked.done():
-            case.send(copies(100, first=sent, keys=1499))
+            case.send(copies(100, first=sent, keys=899))
             sent += 100
-    assert "listed" in {one["outcome"] for one in json.loads(asked.result().stdout)}, asked.result().stderr
+    said, failed = asked.result()
+    assert "listed" in {one["outcome"] for one in json.loads(said)}, failed
     log = case.log()
     wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "the end of the backlog")
     log.close()
@@ -202,10 +209,9 @@ def test_files_of_a_killed_compaction_are_deleted_at_a_start(case: PipelineCase)
     case.create_topic()
     batches(case)
     listed = listed_files(case)
-    killed = case.command("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
-    assert killed.returncode == -9
+    kill_compaction(case)
     assert listed_files(case) == listed < run_files(case)
-    batches(case, 1, first=5)
+    batches(case, 1, first=2)
     assert run_files(case) == listed_files(case)
     check_first_of_keys(case)
 
@@ -216,12 +222,11 @@ def test_a_compaction_killed_beside_a_pipeline_changes_nothing(case: PipelineCas
     batches(case)
     process = case.start_plain()
     case.wait_ready(process)
-    case.send(copies(400, first=2000, keys=1499))
-    killed = case.command("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
-    assert killed.returncode == -9
-    case.send(copies(400, first=2400, keys=1499))
+    case.send(copies(400, first=800, keys=899))
+    kill_compaction(case)
+    case.send(copies(400, first=1200, keys=899))
     log = case.log()
-    wait_until(lambda: has_done(tally(log, case.names, SINGLE), 2800), "the end of the backlog")
+    wait_until(lambda: has_done(tally(log, case.names, SINGLE), 1600), "the end of the backlog")
     log.close()
     process.terminate()
     assert process.wait() == 0
@@ -234,7 +239,7 @@ def test_a_range_that_was_begun_is_finished_after_a_compaction(case: PipelineCas
     case.write_file(keyed_by("id"))
     case.create_topic()
     batches(case, 1)
-    case.send(copies(400, first=400, keys=1499))
+    case.send(copies(400, first=400, keys=899))
     assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
     report = answer(case, "compact")
     assert [one["live_keys"] for one in report] == [one["before"]["entries"] for one in report]
@@ -254,7 +259,7 @@ def test_a_store_may_lie_elsewhere_and_goes_with_the_pipeline(case: PipelineCase
     case.write_file(elsewhere)
     case.create_topic()
     batches(case, 2)
-    case.send(copies(400, first=800, keys=1499))
+    case.send(copies(400, first=800, keys=899))
     assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
     case.warm_run()
     check_first_of_keys(case)
@@ -273,10 +278,10 @@ def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_op
     case.create_topic()
     batches(case, 3)
     if with_open_plan:
-        case.send(copies(400, first=1200, keys=1499))
+        case.send(copies(400, first=1200, keys=899))
         assert case.run_plain(**{VARIABLE: "process.after-publish:1"}).returncode == -9
     shutil.rmtree(store_directory(case))
-    case.send(copies(400, first=1600, keys=1499))
+    case.send(copies(400, first=1600, keys=899))
     with pytest.raises(StateDamagedError, match="tallyflow rebuild-state"):
         case.warm_run()
     found = answer(case, "rebuild-state")
@@ -334,7 +339,7 @@ def in_buckets(count: int, change: Callable[[dict[str, Any]], None]) -> Callable
 def test_the_number_of_buckets_may_change_while_stopped(case: PipelineCase, buckets: int) -> None:
     case.write_file(keyed_by("id", keep_duplicates=True))
     case.create_topic()
-    batches(case, 3)
+    batches(case)
     case.write_file(in_buckets(buckets, keyed_by("id", keep_duplicates=True)))
     with pytest.raises(HaltError, match="tallyflow rebucket"):
         case.warm_run()
@@ -345,10 +350,11 @@ def test_the_number_of_buckets_may_change_while_stopped(case: PipelineCase, buck
     assert [one["bucket"] for one in shown] == [*range(buckets)]
     assert sum(one["entries"] for one in shown) == case.count()
     ids = [row[0] for row in case.client().query(f"SELECT id FROM {case.table} ORDER BY id LIMIT 10").result_rows]
-    assert all(answer(case, "why", str(one))["accepted"] for one in ids)
+    with closing(key_state(case)) as state:
+        assert all(state.why([str(one)]).accepted for one in ids)
     compacted = answer(case, "compact")
     assert sum(one["live_keys"] for one in compacted) == case.count()
-    batches(case, 3, first=3)
+    batches(case, 1, first=2)
     assert run_files(case) == listed_files(case)
     check_first_of_keys(case, keeps_duplicates=True)
 

@@ -31,7 +31,7 @@ from resources.local.processes import HOME_MARK
 from resources.local.server import Patience
 from resources.local.stack import SERVERS, Addresses, LocalStack
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_brokers")]
 
 SILENT = {"log_level": 0}
 
