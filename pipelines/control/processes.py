@@ -47,7 +47,8 @@ class ProcessIdentity:
         child = _CHILDREN.get(self.pid)
         if child is not None and child.poll() is not None:
             _EXIT_CODES[self] = child.returncode
-            del _CHILDREN[self.pid]
+            # Another thread may have noticed it, too.
+            _CHILDREN.pop(self.pid, None)
         return start_mark(self.pid) == self.start
 
     def exit_code(self) -> int | None:

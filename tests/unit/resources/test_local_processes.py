@@ -1,10 +1,12 @@
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,33 @@ def test_ended_child_is_not_left_as_a_zombie(tmp_path: Path, started: list[Proce
     assert identity.wait_ended(timedelta(seconds=10))
     with pytest.raises(ProcessLookupError):
         os.kill(identity.pid, 0)
+
+
+class SeenByTwo(subprocess.Popen[bytes]):
+    """A child whose end another thread notices between this thread's question and what it does about the answer."""
+
+    other: ProcessIdentity | None = None
+
+    def poll(self) -> int | None:
+        code = super().poll()
+        if code is not None and self.other is not None:
+            other, self.other = self.other, None
+            assert not other.is_running()
+        return code
+
+
+def test_an_end_may_be_noticed_by_two_threads_at_once(tmp_path: Path) -> None:
+    children: list[SeenByTwo] = []
+
+    def popen(*arguments: Any, **options: Any) -> SeenByTwo:
+        children.append(SeenByTwo(*arguments, **options))
+        return children[0]
+
+    identity = spawn(SLEEPER, os.environ, tmp_path, tmp_path / "console.log", popen)
+    children[0].other = identity
+    children[0].kill()
+    assert identity.wait_ended(timedelta(seconds=30))
+    assert identity.exit_code() == -signal.SIGKILL
 
 
 def test_marked_process_is_found_without_its_pid_file(tmp_path: Path, started: list[ProcessIdentity]) -> None:
