@@ -1,7 +1,7 @@
 """A command that takes letters is killed at each of its steps: the next one goes on, and no letter enters twice or never."""
 
 import pytest
-from support.pipeline_case import PipelineCase
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 
 from pipelines.protocol.failpoints import VARIABLE
 
@@ -27,8 +27,8 @@ def test_the_next_command_goes_on_where_a_killed_one_stood(case: PipelineCase, p
     name, _, nth = point.partition(":")
     runner = case.warm_runner(until_caught_up=False)
     thread = case.in_background(runner) if is_running else None
-    killed = case.command("dlq", "reprocess", str(case.file), "--all", **{VARIABLE: f"{name}:{nth or 1}:worker"})
-    assert killed.returncode == -9
+    killed = case.fork("dlq", "reprocess", str(case.file), "--all", **{VARIABLE: f"{name}:{nth or 1}:worker"})
+    assert killed.wait(PATIENCE_SECONDS) == -9
     again = case.invoke("dlq", "reprocess", str(case.file), "--all")
     assert again.exit_code == 0, again.stderr
     if thread is not None:

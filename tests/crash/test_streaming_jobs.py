@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,6 +157,7 @@ def test_a_start_killed_before_its_leg_hides_behind_no_halt(
     halted(case, jobs)
     before = read_launched(jobs.directory(case.pipeline))
     assert before is not None
+    monkeypatch.setattr(type(jobs), "popen", subprocess.Popen)
     monkeypatch.setattr(type(jobs), "command", (sys.executable, "-c", "import time; time.sleep(600)"))
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(jobs.start, case.file)

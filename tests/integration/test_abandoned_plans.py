@@ -99,7 +99,7 @@ def test_rows_waiting_behind_the_plan_are_abandoned_on_request(case: PipelineCas
 def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoint: str, who: str) -> None:
     with_open_plan(case, "sink.before-insert")
     command = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes"]
-    killed = case.fork("support.plain_runner:main_with_brief_inserts", *command, TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker")
+    killed = case.fork(*command, entry="main_with_brief_inserts", TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker")
     assert killed.wait(PATIENCE_SECONDS) == -9
     if who == "command":
         assert abandon(case, "--yes")["given_up"] == 100

@@ -159,7 +159,7 @@ def test_a_pipeline_in_traffic_has_no_fault(case: PipelineCase) -> None:
     runner = case.warm_runner(until_caught_up=False)
     case.in_background(runner)
     with case.load():
-        for rows in (1, 2000, 4000):
+        for rows in (1, 900, 1800):
             case.wait_count(rows)
             code, answer = audit(case)
             assert (code, answer["verdict"], answer["findings"]) in [(0, "clean", []), (3, "not proven", [])]

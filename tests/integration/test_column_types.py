@@ -160,7 +160,7 @@ def clickhouse() -> Iterator[Any]:
     connection.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Iterator[duckdb.DuckDBPyConnection]:
     with open_engine() as opened:
         yield opened

@@ -21,15 +21,22 @@ NOW = datetime(2026, 11, 22, tzinfo=UTC)
 OLD, CUTOFF = NOW - timedelta(days=30), NOW - timedelta(days=14)
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
-def instance(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[dg.DagsterInstance]:
+@pytest.fixture(scope="module", params=["SQLite", "PostgreSQL"])
+def kept(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[dg.DagsterInstance]:
     """With SQLite on disk as `tallyflow dagster` has it, and in PostgreSQL as a deployment has it."""
     if request.param == "PostgreSQL":
-        kept = postgres_instance(request.getfixturevalue("postgres"))
+        made = postgres_instance(request.getfixturevalue("postgres"))
     else:
-        kept = dg.DagsterInstance.local_temp(str(tmp_path))
-    with kept as made:
-        yield made
+        made = dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")))
+    with made as instance:
+        yield instance
+
+
+@pytest.fixture
+def instance(kept: dg.DagsterInstance) -> dg.DagsterInstance:
+    """Empty."""
+    kept.wipe()
+    return kept
 
 
 def age(instance: dg.DagsterInstance, instant: datetime) -> None:

@@ -53,7 +53,7 @@ def batches(case: PipelineCase, count: int = 2, first: int = 0) -> None:
 
 
 def kill_compaction(case: PipelineCase) -> None:
-    killed = case.fork("support.plain_runner:main", "compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
+    killed = case.fork("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
     assert killed.wait(PATIENCE_SECONDS) == -9
 
 
@@ -188,7 +188,7 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     process = case.start_plain()
     case.wait_ready(process)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(case.fork("support.plain_runner:main", "compact", str(case.file), "--json").communicate, PATIENCE_SECONDS)
+        asked = pool.submit(case.fork("compact", str(case.file), "--json").communicate, PATIENCE_SECONDS)
         sent = 800
         while not asked.done():
             case.send(copies(100, first=sent, keys=899))

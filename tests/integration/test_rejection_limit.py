@@ -46,13 +46,13 @@ def is_open(case: PipelineCase, leg: str = "process") -> bool:
 
 def test_a_broken_mapping_stops_before_its_first_letter(case: PipelineCase, way: None) -> None:
     case.create_topic()
-    case.send(of_wrong_type(range(5000)))
+    case.send(of_wrong_type(range(2000)))
     for _ in range(2):
         with pytest.raises(HaltError, match=r"rejected for one cause, more than 20 %.*parse: wrong_type of id.*offset.*--accept"):
             case.warm_run()
         assert (case.dead_letters(), case.count(), is_open(case)) == ([], 0, True)
     case.warm_run(accept=True)
-    assert (len(case.dead_letters()), case.count()) == (5000, 0)
+    assert (len(case.dead_letters()), case.count()) == (2000, 0)
     case.check()
     case.send(good(range(100)))
     case.warm_run()
@@ -161,7 +161,7 @@ def test_the_command_takes_accept(case: PipelineCase) -> None:
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """To judge by: each row that is refused takes inserts of its own to be found."""
-    monkeypatch.setattr(rejection_limit, "MIN_RECORDS", 100)
+    monkeypatch.setattr(rejection_limit, "MIN_RECORDS", 50)
 
 
 def refuse_from(case: PipelineCase, first: int) -> None:
@@ -172,25 +172,25 @@ def refuse_from(case: PipelineCase, first: int) -> None:
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_a_table_refusing_a_fifth_of_a_chunk_stops_the_sink(case: PipelineCase) -> None:
-    refuse_from(case, 78)
-    case.send_events(100, partitions=1)
-    with pytest.raises(HaltError, match=r"21 of 100 records were rejected for one cause.*sink: refused.*offset"):
+    refuse_from(case, 38)
+    case.send_events(50, partitions=1)
+    with pytest.raises(HaltError, match=r"11 of 50 records were rejected for one cause.*sink: refused.*offset"):
         case.warm_run()
     assert case.dead_letters() == []
     case.warm_run(accept=True)
-    assert (len(case.dead_letters()), case.count()) == (22, 78)
+    assert (len(case.dead_letters()), case.count()) == (12, 38)
     case.check()
 
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_a_mended_table_takes_the_undecided_rows(case: PipelineCase) -> None:
-    refuse_from(case, 78)
-    case.send_events(100, partitions=1)
-    with pytest.raises(HaltError, match="21 of 100 records"):
+    refuse_from(case, 38)
+    case.send_events(50, partitions=1)
+    with pytest.raises(HaltError, match="11 of 50 records"):
         case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     case.warm_run()
-    assert (len(case.dead_letters()), case.count()) == (20, 80)
+    assert (len(case.dead_letters()), case.count()) == (10, 40)
     case.check()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.dedup_case import keyed_by
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from support.refused_case import BAD, make_strict, mend, refused
 
 from pipelines.protocol.naming import REDRIVE
@@ -117,8 +117,9 @@ def test_two_commands_beside_traffic_take_each_letter_once(narrow: PipelineCase)
 
         def reprocess(_: int) -> tuple[int, str]:
             begin.wait()
-            ended = narrow.command("dlq", "reprocess", str(narrow.file), "--stage", "transform")
-            return ended.returncode, ended.stderr
+            command = narrow.fork("dlq", "reprocess", str(narrow.file), "--stage", "transform")
+            _, reported = command.communicate(PATIENCE_SECONDS)
+            return command.wait(), reported
 
         ended = list(pool.map(reprocess, range(3)))
     assert any(code == 0 for code, _ in ended)

@@ -1,4 +1,4 @@
-"""Processes of our own code that are forked from one which has imported it: a Python of its own takes 1.5 s of CPU to start.
+"""Processes of our own code that are forked from one which has imported it: 0.2 s of CPU where a Python of its own takes 1.2 s.
 
 `python -m support.forked` is that one. It takes requests from the socket at its stdin and ends with it. It has one thread, no connection
 and no file: what it shares with those it forks is modules. Each is forked by a process between them, which waits for it and reports.
@@ -116,13 +116,13 @@ def _serve() -> None:
     """Forks what is asked for until the other end is closed; returns in a process that is to become one of those, as that process."""
     # Those that report are waited for by nobody.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    gc.collect()
+    # What a collection of a child touches is copied: 0.4 s of CPU. At a child's end DuckDB calls leaked what is not collected.
     gc.freeze()
     requests = socket.socket(fileno=0)
     while True:
         text, files, *_ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, 3)
         if not text:
-            sys.exit()
+            os._exit(0)
         if os.fork() == 0:
             requests.detach()
             _fork_and_report(*files)

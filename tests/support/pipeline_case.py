@@ -316,11 +316,11 @@ class PipelineCase:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start_plain(self, *arguments: str, **environment: str) -> Forked:
-        return self.fork("support.plain_runner:main", "run", str(self.file), *arguments, **environment)
+        return self.fork("run", str(self.file), *arguments, **environment)
 
-    def fork(self, *command: str, **environment: str) -> Forked:
-        """As `begin`, of a function in a Python that has imported our code (forked.py)."""
-        process = Forked(command, self.environment(**environment), self.directory)
+    def fork(self, *arguments: str, entry: str = "main", **environment: str) -> Forked:
+        """A `tallyflow` command as a process of its own, `run` without Spark, in a Python that has imported our code (forked.py)."""
+        process = Forked([f"support.plain_runner:{entry}", *arguments], self.environment(**environment), self.directory)
         self._processes.append(process)
         return process
 
