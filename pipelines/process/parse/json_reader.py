@@ -4,25 +4,22 @@
 `json_type` and `json_keys` for the same text. Both are reduced to a signature; a stream has few distinct ones, and each is checked once.
 `try()` is avoided on purpose: one error makes DuckDB evaluate the whole vector row by row (measured: 4.5 us per record, DuckDB 2.0).
 
-Where our own library is, `native_reader` reads first, and only what it leaves comes here. Without it most batches take a shortcut:
-`json_template` learns the order of keys and proves by one regular expression that a text holds no irregularity; then `json_transform` alone
-is right. The result of a record is the same on all ways.
+Where our own library is built, `native_reader` reads first, and only the rows that it leaves are read here. The result of a record is the
+same on both ways.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.host import is_of_host
-from pipelines.process.parse.json_template import MIN_ROWS, TemplateMemo
 from pipelines.process.parse.native_reader import native_reader
 from pipelines.process.rejections import Rejections
 from pipelines.types.engine import Engine
@@ -37,9 +34,7 @@ _NOT_FINITE = r"(?i)[:,\[]-?(nan|inf|[0-9.]+e\+?[0-9]{3,}|[0-9]{200}[0-9.]*(?:e[
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _MAX_MEMO = 10_000
 _MAX_MEMO_TEXT = 1_000
-_MIN_PROVEN = 0.5
 Codes = npt.NDArray[np.int32]
-_Read = Callable[[pa.Array, Rejections], list[pa.Array]]
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +52,7 @@ class _Leaf:
 
 
 class JsonReader:
-    """Reads one set of fields. It remembers signatures and a template, which make it faster and change no answer."""
+    """Reads one set of fields. It remembers signatures, which make it faster and change no answer."""
 
     def __init__(self, fields: tuple[ParsedField, ...]) -> None:
         faults = check_fields(fields)
@@ -69,54 +64,23 @@ class JsonReader:
         self._parents = sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
         self._twice: list[dict[str, bool]] = [{} for _ in self._parents]
         self._native = native_reader(fields)
-        self._template = TemplateMemo(self._groups[0] if len(self._groups) == 1 else None)
-        structs = [f"json_transform(v, {_literal(json.dumps(tree, ensure_ascii=False, default=_engine_type))})" for tree in self._groups]
+        trees = [json.dumps(tree, ensure_ascii=False, default=attrgetter("engine")) for tree in self._groups]
+        structs = [f"json_transform(v, {_literal(tree)})" for tree in trees]
         keys = [f"{_keys(parent)}::VARCHAR" for parent in self._parents]
         paths = ", ".join(_literal(_json_path(path)) for field in fields for path in field.paths)
-        self._typed_sql = f"SELECT {', '.join(structs)} FROM _tf_values"  # noqa: S608
         checked = ", ".join([f"json_type(v, [{paths}])::VARCHAR", *keys, *structs])
         self._checked_sql = f"SELECT v IS NOT NULL, {checked} FROM (SELECT CASE WHEN json_valid(v) THEN v END AS v FROM _tf_values)"  # noqa: S608
 
     def read(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
         """Return one column per field, of the length of `texts` (strings; null = rejected before). Rejected rows hold any value."""
-        if not self._fields:
-            self._checked(engine, texts, rejections)
-            return []
         if self._native is None:
-            return self._by_engine(engine, texts, rejections)
-        columns, proven = self._native.read(texts)
-        return self._completed(columns, texts, proven, rejections, partial(self._by_engine, engine))
-
-    def _by_engine(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
-        """Read like `read`, without the library."""
-        columns = self._shortcut(engine, texts, rejections) if len(texts) >= MIN_ROWS else None
-        return self._checked(engine, texts, rejections) if columns is None else columns
-
-    def _shortcut(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
-        """Read like `read`, if the template proves enough of `texts` harmless; else, or if anything fails on the way, return None."""
-        try:
-            return self._by_template(engine, texts, rejections)
-        except Exception as error:
-            if is_of_host(error):
-                raise
-            # RE2 does not compile a pattern of 1,049 members, for example. The plain way finds out whether a record is at fault.
-            self._template.forget()
-            return None
-
-    def _by_template(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array] | None:
-        proven = self._template.prove(texts)
-        if proven is None or np.count_nonzero(proven) < _MIN_PROVEN * len(texts):
-            return None
-        columns = self._typed(engine, texts if proven.all() else pc.if_else(pa.array(proven), texts, pa.scalar(None, pa.string())))
-        return self._completed(columns, texts, proven, rejections, partial(self._checked, engine))
-
-    def _completed(self, columns: list[pa.Array], texts: pa.Array, proven: Mask, rejections: Rejections, read: _Read) -> list[pa.Array]:
-        """Return `columns` with the rows that are not `proven` as `read` reads them."""
-        if proven.all():
+            return self._checked(engine, texts, rejections)
+        columns, is_read = self._native.read(texts)
+        if is_read.all():
             return columns
-        rest = ~proven
+        rest = ~is_read
         part = Rejections("parse", int(np.count_nonzero(rest)))
-        others = read(texts.filter(pa.array(rest)), part)
+        others = self._checked(engine, texts.filter(pa.array(rest)), part)
         rejections.adopt(part, np.flatnonzero(rest))
         return [pc.replace_with_mask(column, pa.array(rest), other) for column, other in zip(columns, others, strict=True)]
 
@@ -129,15 +93,8 @@ class JsonReader:
                 return _Leaf(group, indices)
         raise AssertionError("an empty tree takes every path")
 
-    def _typed(self, engine: Engine, texts: pa.Array) -> list[pa.Array]:
-        answer = engine.ask(self._typed_sql, texts)
-        columns = []
-        for field, leaves in zip(self._fields, self._leaves, strict=True):
-            found = [_child(answer[leaf.group], leaf.indices) for leaf in leaves]
-            columns.append(_finish(field, pc.coalesce(*found) if len(found) > 1 else found[0]))
-        return columns
-
     def _checked(self, engine: Engine, texts: pa.Array, rejections: Rejections) -> list[pa.Array]:
+        """Read like `read`, by the engine alone."""
         valid, kinds, *others = engine.ask(self._checked_sql, texts)
         rejections.note(~to_mask(valid), "invalid_json", None, "the value is not JSON")
         for parent, memo, keys in zip(self._parents, self._twice, others[: len(self._parents)], strict=True):
@@ -153,7 +110,7 @@ class JsonReader:
             column, kind = _choose(found, kinds_found, codes)
             self._check_kind(engine, texts, field, (codes, kind), rejections)
             _check_range(field, column, (codes, kind), rejections)
-            columns.append(_finish(field, column))
+            columns.append(column.cast(field.source.arrow))
         return columns
 
     def _check_keys(
@@ -274,14 +231,6 @@ def _child(struct: pa.Array, indices: tuple[int, ...]) -> pa.Array:
     for index in indices:
         struct = pc.struct_field(struct, index)
     return struct
-
-
-def _finish(field: ParsedField, column: pa.Array) -> pa.Array:
-    return column if column.type == field.source.arrow else column.cast(field.source.arrow)
-
-
-def _engine_type(source: SourceType) -> str:
-    return source.engine
 
 
 def _insert(tree: Tree, path: tuple[str, ...], leaf: SourceType) -> tuple[int, ...] | None:

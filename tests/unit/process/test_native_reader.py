@@ -278,7 +278,7 @@ def test_calls_at_the_same_time_do_not_meet() -> None:
 
 def test_a_clean_stream_never_comes_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     native, _ = readers(WIDE)
-    monkeypatch.setattr(JsonReader, "_by_engine", lambda *_: pytest.fail("not read by the library"))
+    monkeypatch.setattr(JsonReader, "_checked", lambda *_: pytest.fail("not read by the library"))
     chance = random.Random(1)
     texts = [
         json.dumps({"string": "ü\n", "u": {"id": n, "x": {"y": "z"}}, "array": [1.25, "é"], "float": chance.random()}) for n in range(50)
