@@ -4,7 +4,7 @@ The single source of truth for defaults, bounds and the rules between fields; do
 
     text.py         YAML or JSON to a tree             interpolate.py  ${NAME} and {file: PATH} in the tree
     base.py         what the models share              durations.py    "1h30m" and "512MiB"
-    sources/ transforms/ sink.py on_error.py checks.py alerts.py pipeline.py      the models, in the order of the file
+    sources/ transforms/ sinks/ on_error.py checks.py alerts.py pipeline.py      the models, in the order of the file
     rules.py        rules between sections             partial.py      the sound part of a faulty file, for the rules
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
     analysis.py     notes, version, shape, what this release cannot run
@@ -20,7 +20,7 @@ from pipelines.config.on_error import OnError
 from pipelines.config.pipeline import NatsConnection, PipelineConfig
 from pipelines.config.rules import fields_at_sink
 from pipelines.config.schema import json_schema
-from pipelines.config.sink import ClickHouseConnection, ClickHouseSink
+from pipelines.config.sinks import ClickHouseConnection, ClickHouseSink
 from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.transforms import DedupConfig
 

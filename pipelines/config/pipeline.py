@@ -11,7 +11,7 @@ from pipelines.config.alerts import Alerts
 from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report, theirs
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
-from pipelines.config.sink import ClickHouseSink
+from pipelines.config.sinks import Sink
 from pipelines.config.sources import KafkaSource, Source
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
@@ -217,7 +217,7 @@ class PipelineConfig(Model):
     sources: Annotated[tuple[Source, ...], Field(min_length=1)] = theirs(..., "One Kafka topic, or two with a join.")
     transforms: tuple[Transform, ...] = theirs((), "Dedup, filter and stateless transforms, in order.")
     join: Join | None = theirs(None, "Joins two sources.")
-    sink: ClickHouseSink = theirs(..., "The ClickHouse table to write.")
+    sink: Sink = theirs(..., "The ClickHouse table to write.")
     metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.")
     resources: Resources = theirs(Resources(), "Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")

@@ -23,7 +23,7 @@ from pipelines.protocol.run_lists import Lists, live_lists
 from pipelines.protocol.topology import Topology
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock, MemoryLog, records
-from support.memory_table import MemoryTable
+from support.memory_sink.connector import MemoryTable
 from support.programs import first_of, program
 
 NAMES = Names("p")

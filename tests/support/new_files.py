@@ -21,7 +21,7 @@ def run_with(name: str, files: Mapping[str, str], tree: Path) -> str:
         shutil.copy(source / file, tree / place)
     test = next(place for place in files.values() if place.startswith("test_"))
     quiet = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tree), "-c", os.devnull]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *quiet, test]
     ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stdout

@@ -1,7 +1,8 @@
 """Sinks of rows: what the sink leg needs of one, and the kinds of sinks.
 
 A sink takes a block of rows whole or not at all, once per token, and tells afterwards which rows it holds. Each kind is a module of this
-package, whose `SINK` opens the sink of the pipeline file; the sink's `type` there names the module.
+package, whose `SINK` opens the sink of the pipeline file; the sink's `type` there names the module. A new kind is three files: its module
+here, its model in `config/sinks`, and its test.
 """
 
 from collections.abc import Callable, Sequence

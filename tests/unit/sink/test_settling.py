@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pytest
-from support.memory_table import MemoryTable
+from support.memory_sink.connector import MemoryTable
 
 from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RetryableError

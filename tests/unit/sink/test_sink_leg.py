@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.leg_case import NAMES, LegCase, event
-from support.memory_table import MemoryTable
+from support.memory_sink.connector import MemoryTable
 
 import pipelines.sink.settling
 from pipelines.engine.leg import StoppedError

@@ -1,7 +1,11 @@
 """The `sink` of the pipeline file: the ClickHouse table, its connection, batching and the column mapping."""
 
+import pkgutil
 from datetime import timedelta
-from typing import Annotated, Literal
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -106,3 +110,11 @@ class ClickHouseSink(Model):
                 yield ("order_by", index), f"the column {name!r} is Nullable, which ClickHouse refuses in a sorting key"
         for index, name in repeated(self.order_by):
             yield ("order_by", index), f"the column {name!r} is named twice"
+
+
+if TYPE_CHECKING:
+    Sink = ClickHouseSink
+else:
+    # ClickHouse's, and that of each module of this package.
+    _models = [ClickHouseSink, *(import_module(f"{__name__}.{module.name}").SINK for module in pkgutil.iter_modules(__path__))]
+    Sink = Annotated[reduce(or_, _models), Field(discriminator="type")] if len(_models) > 1 else ClickHouseSink

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from pipelines.config import PipelineConfig
 from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.errors import RefusedError, RetryableError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
@@ -21,7 +22,7 @@ class MemoryTable:
 
     system, target = "Memory", "db.t"
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: PipelineConfig | None = None) -> None:
         self.facts = Table("db", "t", "MergeTree", "", tuple(TableColumn(name, kind, "") for name, kind in COLUMNS), 10_000)
         self.tokens: list[str] = []
         self.blocks: list[pa.Table] = []
@@ -75,3 +76,6 @@ class MemoryTable:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+SINK = MemoryTable
