@@ -24,12 +24,12 @@ from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
-from pipelines.process.steps import Columns, Context, Passed, Rank, State, Step, kinds, pass_through
+from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED, WRITTEN
-from pipelines.protocol.records import POSITION_COLUMNS, joined
+from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, joined
 from pipelines.types.columns import parse_type
 from pipelines.types.engine import Engine
 
@@ -165,21 +165,21 @@ def run(
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.dedup.key:
-        counts[WRITTEN.total] = passed.rows.num_rows
+        counts[WRITTEN.total] = passed.accepted.num_rows
     if rejected.num_rows:
         reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
         counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
-    return Made(passed.rows, dead_letters(records, rejected, program.version, program.source), counts)
+    return Made(passed.accepted, dead_letters(records, rejected, program.version, program.source), counts)
 
 
 def run_records(
     program: Program, engine: Engine, records: pa.Table, decided: Decided = (), renew: Callable[[], Engine] = open_engine
-) -> Passed:
+) -> StageOutput:
     """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
     widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
     passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, renew)
-    return Passed(program.dedup.sealed(passed.rows), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
+    return StageOutput(program.dedup.sealed(passed.accepted), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
 
 
 def new_counts() -> dict[str, int]:

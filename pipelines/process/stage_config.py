@@ -6,6 +6,7 @@ finished by another. Connections and secrets are not part of it.
 
 import hashlib
 import json
+from contextlib import suppress
 
 from pipelines.engine.connections import Connections
 from pipelines.errors import ConflictError, HaltError
@@ -18,11 +19,9 @@ def store(log: Log, names: Names, config: Program) -> str:
     """Publish the configuration under its version, once; return the version."""
     subject = names.config(config.version)
     if log.last(names.stream("ledger"), subject) is None:
-        try:
+        # Another start may store the same bytes between our lookup and our write.
+        with suppress(ConflictError):
             log.publish(subject, config.encode(), {}, 0)
-        except ConflictError:
-            # Another start stored the same bytes between our lookup and our write.
-            return config.version
     return config.version
 
 

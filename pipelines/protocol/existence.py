@@ -7,10 +7,14 @@ from pipelines.protocol.naming import ROLES, Names
 
 
 class Stream(Protocol):
-    """The facts of a stream: its last sequence, 0 if it never held a message."""
+    """The facts of a stream: its last sequence, 0 if it never held a message, and its size; `max_bytes` is -1 without a limit."""
 
     @property
     def last_sequence(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
 
 
 class Streams(Protocol):

@@ -339,20 +339,16 @@ class Chain(Generic[P, D]):
 
     def _append(self, entry: Entry[B_co]) -> Entry[B_co]:
         """Append one entry by compare-and-set. An unknown outcome is resolved by reading the last entry: ours, or still the old one."""
-        payload = entry.encode()
-        expected = self.state.sequence
-        while True:
-            try:
-                sequence = self._log.publish(self._subject, payload, {}, expected)
-                break
-            except (ConflictError, RetryableError) as error:
-                message = self._log.last(self._stream, self._subject)
-                found = message.sequence if message else 0
-                if message is not None and found > expected and message.payload == payload:
-                    sequence = found
-                    break
-                if isinstance(error, ConflictError) or found > expected:
-                    raise ConflictError(f"appending to {self._subject}: expected {expected}, found {found}") from error
+        payload, expected = entry.encode(), self.state.sequence
+        try:
+            sequence = self._log.publish(self._subject, payload, {}, expected)
+        except (ConflictError, RetryableError) as error:
+            message = self._log.last(self._stream, self._subject)
+            sequence = message.sequence if message else 0
+            is_advanced = sequence > expected
+            if message is None or not is_advanced or message.payload != payload:
+                if isinstance(error, ConflictError) or is_advanced:
+                    raise ConflictError(f"appending to {self._subject}: expected {expected}, found {sequence}") from error
                 raise
         self.state = replace(self.state, sequence=sequence, epoch=entry.epoch)
         return replace(entry, sequence=sequence)

@@ -17,16 +17,16 @@ SHAPE_KEY = "tallyflow-shape"
 
 Partitions = TypeVar("Partitions", int, npt.NDArray[np.int32])
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-]")
+_SPECIAL = re.compile(r"[^A-Za-z0-9_-]")
+_SPECIAL_IN_FILES = re.compile(r"[^a-z0-9_]")
 _ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
 
 
 def subject_token(text: str) -> str:
     """Return `text` as one NATS subject token: characters outside `[A-Za-z0-9_-]` become `=XX` per UTF-8 byte. Injective."""
-    return "".join(c if _PLAIN.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
+    return _escaped(text, _SPECIAL)
 
 
-_PLAIN_IN_FILES = re.compile(r"[a-z0-9_]")
 _NAME_MARK = "=3A"
 """The colon of a leg's id in its token."""
 
@@ -38,7 +38,7 @@ def leg_token(leg: str) -> str:
     differ on a file system that ignores case.
     """
     kind, mark, name = leg.partition(":")
-    return kind + (_NAME_MARK + _file_token(name) if mark else "")
+    return kind + (_NAME_MARK + _escaped(name, _SPECIAL_IN_FILES) if mark else "")
 
 
 def leg_token_text(token: str) -> str:
@@ -49,11 +49,11 @@ def leg_token_text(token: str) -> str:
 
 def role_token(role: str, name: str) -> str:
     """Return the role of the stream of a named sink: unlike a hyphen, `_` is in no pipeline id, so that no two streams share a name."""
-    return f"{role}_{_file_token(name)}"
+    return f"{role}_{_escaped(name, _SPECIAL_IN_FILES)}"
 
 
-def _file_token(text: str) -> str:
-    return "".join(c if _PLAIN_IN_FILES.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in text)
+def _escaped(text: str, special: re.Pattern[str]) -> str:
+    return special.sub(lambda character: "".join(f"={byte:02X}" for byte in character[0].encode()), text)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from pydantic import AwareDatetime
 from pipelines.errors import ConflictError
 from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN, IngestDone, IngestPlan, ProcessDone, RedrivePlan
 from pipelines.protocol.codec import Count, Flag, Form, to_text
+from pipelines.protocol.existence import Stream, Streams
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
 from pipelines.protocol.naming import REDRIVE, Names, is_redriven
@@ -35,25 +36,10 @@ ENTRIES_PER_CALL = 20_000
 """Limit of the chain entries that one call reads: some seconds for a chain that was never folded, so that a stop need not wait long."""
 
 
-class Extent(Protocol):
-    """The size of a stream; `max_bytes` is -1 without a limit."""
-
-    @property
-    def last_sequence(self) -> int: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def max_bytes(self) -> int: ...
-
-
-class PurgeLog(Log, Protocol):
+class PurgeLog(Log, Streams, Protocol):
     """The part of JetStream that purging needs beyond the protocol's own reads."""
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]: ...
-
-    def state(self, stream: str) -> Extent | None: ...
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]: ...
 
@@ -65,12 +51,12 @@ def bytes_before_purge(limit: int) -> int:
     return max(0, limit - max(limit // 5, ROOM_BYTES))
 
 
-def bytes_free_for_redrive(raw: Extent) -> int:
+def bytes_free_for_redrive(raw: Stream) -> int:
     """Return the bytes of dead letters that may be put back onto raw now without taking the room that ingest needs."""
     return sys.maxsize if raw.max_bytes <= 0 else max(0, bytes_before_purge(raw.max_bytes) - raw.bytes)
 
 
-def is_full(stream: Extent) -> bool:
+def is_full(stream: Stream) -> bool:
     """Return True if a frame of the largest size would be refused."""
     return 0 < stream.max_bytes < stream.bytes + MAX_FRAME_BYTES
 

@@ -74,8 +74,6 @@ POSITION_FIELDS = [
 """The place of a record: raw stream sequence and ordinal in the frame (its identity), Kafka coordinates, and its arrival."""
 
 EMIT_FIELD = pa.field("_tf_emit", pa.uint32())
-POSITION_COLUMNS = ("_tf_sequence", "_tf_ordinal", "_tf_emit", "_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
-"""The position columns of an out frame, after the sink's own columns."""
 POSITION_COLUMN_TYPES = (
     ("_tf_sequence", "UInt64"),
     ("_tf_ordinal", "UInt32"),
@@ -85,6 +83,8 @@ POSITION_COLUMN_TYPES = (
     ("_tf_offset", "Int64"),
     ("_tf_arrival", "DateTime64(6, 'UTC')"),
 )
+"""The position columns of an out frame, after the sink's own columns, and their types in the table."""
+POSITION_COLUMNS = tuple(name for name, _ in POSITION_COLUMN_TYPES)
 REJECTED_SCHEMA = pa.schema(
     [
         ("_tf_sequence", pa.uint64()),

@@ -174,14 +174,12 @@ class _Parser:
     def type(self, depth: int) -> ColumnType:
         if depth > _MAX_DEPTH:
             self._fail(f"at most {_MAX_DEPTH} nested types")
-        start = self._cursor
         name = self._take("name", "a type name")
         if name in _PLAIN:
             return ColumnType(name)
         reader = self._reader(name)
         if reader is None:
-            self._cursor = start
-            self._fail(f"a supported type, got {name!r}")
+            self._fail(f"a supported type, got {name!r}", at=self._cursor - 1)
         return reader(depth)
 
     def finish(self) -> None:
@@ -194,7 +192,7 @@ class _Parser:
         if name in ("Enum", "Enum8", "Enum16"):
             return lambda _: self._enum(name)
         readers: dict[str, Callable[[int], ColumnType]] = {
-            "FixedString": lambda _: ColumnType("FixedString", (self._single_number("a length", 1, _MAX_FIXED_STRING),)),
+            "FixedString": lambda _: self._fixed_string(),
             "Decimal": lambda _: self._decimal(None),
             "DateTime": lambda _: self._date_time(),
             "DateTime64": lambda _: self._date_time64(),
@@ -210,24 +208,21 @@ class _Parser:
         start = self._cursor
         (inner,) = self._types(depth, 1)
         if inner.nullable or inner.low_cardinality or inner.name in _NEVER_NULLABLE:
-            self._cursor = start
-            self._fail(f"a type that can be Nullable, got {inner}")
+            self._fail(f"a type that can be Nullable, got {inner}", at=start)
         return ColumnType(inner.name, inner.arguments, nullable=True)
 
     def _low_cardinality(self, depth: int) -> ColumnType:
         start = self._cursor
         (inner,) = self._types(depth, 1)
         if inner.low_cardinality or inner.name not in _LOW_CARDINALITY:
-            self._cursor = start
-            self._fail(f"a type that can be LowCardinality, got {inner}")
+            self._fail(f"a type that can be LowCardinality, got {inner}", at=start)
         return ColumnType(inner.name, inner.arguments, nullable=inner.nullable, low_cardinality=True)
 
     def _map(self, depth: int) -> ColumnType:
         start = self._cursor
         key, value = self._types(depth, 2)
         if key.nullable or key.name in {"Map", "JSON", "Float32", "Float64"}:
-            self._cursor = start
-            self._fail(f"a type that can be a Map key, got {key}")
+            self._fail(f"a type that can be a Map key, got {key}", at=start)
         return ColumnType("Map", (key, value))
 
     def _tuple(self, depth: int) -> ColumnType:
@@ -243,32 +238,30 @@ class _Parser:
         return ColumnType("Tuple", tuple(kinds), fields=tuple(names))
 
     def _member_name(self, names: list[str]) -> str:
-        ticked = self._peek() == "`"
-        if ticked:
-            self._mark("`")
+        is_ticked = self._skip("`")
         name = self._take("name", "a plain member name")
-        if ticked:
+        if is_ticked:
             self._mark("`")
         if name in names:
             self._fail(f"distinct member names, got {name!r} twice")
         return name
 
-    def _decimal(self, precision: int | None) -> ColumnType:
-        if precision is not None:
-            return ColumnType("Decimal", (precision, self._single_number("a scale", 0, precision)))
+    def _fixed_string(self) -> ColumnType:
         self._mark("(")
-        precision = self._number("a precision", 1, 76)
-        scale = 0
-        if self._peek() == ",":
-            self._mark(",")
-            scale = self._number("a scale", 0, precision)
+        length = self._number("a length", 1, _MAX_FIXED_STRING)
+        self._mark(")")
+        return ColumnType("FixedString", (length,))
+
+    def _decimal(self, width: int | None) -> ColumnType:
+        self._mark("(")
+        precision = width or self._number("a precision", 1, 76)
+        scale = self._number("a scale", 0, precision) if width or self._skip(",") else 0
         self._mark(")")
         return ColumnType("Decimal", (precision, scale))
 
     def _date_time(self) -> ColumnType:
-        if self._peek() != "(":
+        if not self._skip("("):
             return ColumnType("DateTime")
-        self._mark("(")
         zone = self._zone()
         self._mark(")")
         return ColumnType("DateTime", (zone,))
@@ -276,27 +269,21 @@ class _Parser:
     def _date_time64(self) -> ColumnType:
         self._mark("(")
         precision = self._number("a precision", 0, 9)
-        arguments: tuple[int | str, ...] = (precision,)
-        if self._peek() == ",":
-            self._mark(",")
-            arguments = (precision, self._zone())
+        arguments: tuple[int | str, ...] = (precision, self._zone()) if self._skip(",") else (precision,)
         self._mark(")")
         return ColumnType("DateTime64", arguments)
 
     def _enum(self, name: str) -> ColumnType:
         members: list[EnumMember] = []
-        labels: set[str] = set()
-        values: set[int] = set()
+        taken: set[str | int] = set()
         for _ in self._items():
             label = self._quoted("an enum member such as 'a' = 1")
             value = members[-1].value + 1 if members else 1
-            if self._peek() == "=":
-                self._mark("=")
+            if self._skip("="):
                 value = self._number("an enum value", -0x8000, 0x7FFF)
-            if label in labels or value in values:
+            if not taken.isdisjoint((label, value)):
                 self._fail(f"distinct enum members, got {label[:80]!r} = {value}")
-            labels.add(label)
-            values.add(value)
+            taken |= {label, value}
             members.append(EnumMember(label, value))
         fits = all(-0x80 <= member.value <= 0x7F for member in members)
         if name == "Enum8" and not fits:
@@ -316,43 +303,38 @@ class _Parser:
         """Read the parentheses and commas around items that the caller reads, one per step."""
         self._mark("(")
         yield None
-        while self._peek() == ",":
-            self._mark(",")
+        while self._skip(","):
             yield None
         self._mark(")")
-
-    def _single_number(self, what: str, low: int, high: int) -> int:
-        self._mark("(")
-        number = self._number(what, low, high)
-        self._mark(")")
-        return number
 
     def _number(self, what: str, low: int, high: int) -> int:
         number = int(self._take("number", what))
         if not low <= number <= high:
-            self._cursor -= 1
-            self._fail(f"{what} between {low} and {high}")
+            self._fail(f"{what} between {low} and {high}", at=self._cursor - 1)
         return number
 
     def _zone(self) -> str:
         zone = self._quoted("a time zone such as 'UTC'")
         if not _TIME_ZONE.match(zone):
-            self._cursor -= 1
-            self._fail("a time zone such as 'UTC' or 'Europe/Berlin'")
+            self._fail("a time zone such as 'UTC' or 'Europe/Berlin'", at=self._cursor - 1)
         return zone
 
     def _quoted(self, what: str) -> str:
         literal = self._take("quoted", what)[1:-1]
         unknown = next((found for found in re.findall(r"\\(.)", literal, flags=re.S) if found not in _ESCAPES), None)
         if unknown is not None:
-            self._cursor -= 1
-            self._fail(f"a known escape in the string, got \\{unknown}")
+            self._fail(f"a known escape in the string, got \\{unknown}", at=self._cursor - 1)
         return re.sub(r"\\(.)|''", lambda found: _ESCAPES[found[1]] if found[1] else "'", literal, flags=re.S)
 
     def _mark(self, mark: str) -> None:
-        if self._peek() != mark:
+        if not self._skip(mark):
             self._fail(repr(mark))
-        self._cursor += 1
+
+    def _skip(self, mark: str) -> bool:
+        """Read the mark if it comes next; return whether it does."""
+        is_next = self._peek() == mark
+        self._cursor += is_next
+        return is_next
 
     def _peek(self) -> str:
         return self._tokens[self._cursor][1] if self._cursor < len(self._tokens) else ""
@@ -374,6 +356,8 @@ class _Parser:
             yield found.lastgroup, found[found.lastgroup], found.start(found.lastgroup)
             position = found.end()
 
-    def _fail(self, expected: str) -> NoReturn:
-        position = self._tokens[self._cursor][2] if self._cursor < len(self._tokens) else len(self._text)
+    def _fail(self, expected: str, at: int | None = None) -> NoReturn:
+        """Raise ValueError at the token number `at`, by default the next one."""
+        at = self._cursor if at is None else at
+        position = self._tokens[at][2] if at < len(self._tokens) else len(self._text)
         raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: expected {expected}")

@@ -8,6 +8,7 @@ finer than the column's precision.
 
 import ipaddress
 import math
+import socket
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -37,7 +38,7 @@ _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-
 _EXACT_SCALE = 22
 """Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4 = rf"^(?P<a>{_OCTET})\.(?P<b>{_OCTET})\.(?P<c>{_OCTET})\.(?P<d>{_OCTET})$"
+_IPV4 = rf"^{_OCTET}(?:\.{_OCTET}){{3}}$"
 
 
 def convert_scalar(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -45,18 +46,7 @@ def convert_scalar(engine: Engine, column: pa.Array, target: ColumnType) -> Conv
     source = column.type
     if pa.types.is_dictionary(source):
         return convert_scalar(engine, column.cast(source.value_type), target)
-    if pa.types.is_integer(source):
-        convert = _from_integer(target)
-    elif pa.types.is_floating(source):
-        convert = _FROM_FLOAT.get(target.name)
-    elif pa.types.is_string(source):
-        convert = _FROM_STRING.get(target.name)
-    elif pa.types.is_timestamp(source):
-        convert = _FROM_INSTANT.get(target.name)
-    elif pa.types.is_binary(source):
-        convert = {"String": _unchanged, "FixedString": _fixed_string}.get(target.name)
-    else:
-        convert = _unchanged if pa.types.is_boolean(source) and target.name == "Bool" else None
+    convert = next((conversions.get(target.name) for is_of_kind, conversions in _CONVERSIONS if is_of_kind(source)), None)
     if convert is None:
         raise TypeError(f"no conversion from {source} to {target}")
     return convert(engine, column, target)
@@ -92,7 +82,7 @@ def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
     wide[:, 0] = numbers.astype(np.int64)
     if signed:
         wide[:, 1:] = np.where(numbers < 0, -1, 0)[:, None]
-    return _fixed(np.ascontiguousarray(wide.astype("<i8")).tobytes(), width, column)
+    return _fixed(wide.astype("<i8").tobytes(), wire, column)
 
 
 def _integer_to_float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -163,22 +153,18 @@ def _enum(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
 
 def _uuid(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     malformed = mismatch(column, _UUID)
-    filled = pc.fill_null(without(column, malformed), "0" * 36)
-    digits = np.frombuffer(b"".join(_buffers(filled)), dtype=np.uint8).reshape(-1, 36)
-    nibbles = _HEX[np.delete(digits, (8, 13, 18, 23), axis=1)]
-    packed = (nibbles[:, 0::2] << 4) | nibbles[:, 1::2]
-    return _fixed(packed.tobytes(), 16, without(column, malformed)), _fault(malformed, "invalid_value", f"the string is no {target.name}")
+    texts = without(column, malformed)
+    digits = pc.replace_substring(pc.fill_null(texts, "0" * 32), "-", "")
+    packed = bytes.fromhex("".join(digits.to_pylist()))
+    return _fixed(packed, arrow_type(target), texts), _fault(malformed, "invalid_value", "the string is no UUID")
 
 
 def _ipv4(_engine: Engine, column: pa.Array, _target: ColumnType) -> Converted:
-    parts = pc.extract_regex(column, pattern=_IPV4)
-    malformed = to_mask(pc.and_(pc.is_null(parts), pc.is_valid(column)))
-    missing = to_mask(pc.is_null(parts))
-    total = np.zeros(len(column), dtype=np.uint32)
-    for name in "abcd":
-        octet = pc.if_else(pa.array(missing), "0", pc.struct_field(parts, name)).cast(pa.uint32())
-        total = (total << np.uint32(8)) | _numbers(octet)
-    return pa.array(total, mask=missing), _fault(malformed, "invalid_value", "the string is no IPv4 address")
+    malformed = mismatch(column, _IPV4)
+    texts = without(column, malformed)
+    packed = b"".join(map(socket.inet_aton, pc.fill_null(texts, "0.0.0.0").to_pylist()))  # noqa: S104
+    numbers = pa.array(np.frombuffer(packed, ">u4").astype(np.uint32), mask=to_mask(pc.is_null(texts)))
+    return numbers, _fault(malformed, "invalid_value", "the string is no IPv4 address")
 
 
 def _ipv6(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -267,26 +253,27 @@ _FROM_FLOAT: dict[str, _Conversion] = {
 }
 _FROM_INSTANT: dict[str, _Conversion] = {"DateTime": _instant, "DateTime64": _instant}
 _FROM_INTEGER: dict[str, _Conversion] = {
+    **dict.fromkeys(INTEGER_BITS, _integer),
     "Float32": _integer_to_float,
     "Float64": _integer_to_float,
     "Decimal": _integer_to_decimal,
     "DateTime": _instant_from_seconds,
     "DateTime64": _instant_from_seconds,
 }
+_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], dict[str, _Conversion]], ...] = (
+    (pa.types.is_integer, _FROM_INTEGER),
+    (pa.types.is_floating, _FROM_FLOAT),
+    (pa.types.is_string, _FROM_STRING),
+    (pa.types.is_timestamp, _FROM_INSTANT),
+    (pa.types.is_binary, {"String": _unchanged, "FixedString": _fixed_string}),
+    (pa.types.is_boolean, {"Bool": _unchanged}),
+)
+"""The conversions by kind of Arrow type and name of the column type."""
 
 STRING_TARGETS = frozenset(_FROM_STRING)
 FLOAT_TARGETS = frozenset(_FROM_FLOAT)
-INTEGER_TARGETS = frozenset(_FROM_INTEGER) | frozenset(INTEGER_BITS)
+INTEGER_TARGETS = frozenset(_FROM_INTEGER)
 INSTANT_TARGETS = frozenset(_FROM_INSTANT)
-
-
-def _from_integer(target: ColumnType) -> _Conversion | None:
-    return _integer if target.name in INTEGER_BITS else _FROM_INTEGER.get(target.name)
-
-
-_HEX = np.zeros(256, dtype=np.uint8)
-for _index, _digit in enumerate("0123456789abcdef"):
-    _HEX[ord(_digit)] = _HEX[ord(_digit.upper())] = _index
 
 
 def _fault(rows: Mask, code: str, message: str) -> list[Fault]:
@@ -309,18 +296,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[Any]:
     return numbers
 
 
-def _buffers(column: pa.Array) -> list[bytes]:
-    """Return the bytes of a string column without nulls, as one piece."""
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    content = column.buffers()[2]
-    return [content[int(offsets[0]) : int(offsets[-1])].to_pybytes()] if content is not None and len(column) else []
-
-
-def _fixed(content: bytes, width: int, like: pa.Array) -> pa.Array:
+def _fixed(content: bytes, wire: pa.DataType, like: pa.Array) -> pa.Array:
     """Return fixed-size binary of `content`, null where `like` is null."""
-    validity = pc.is_valid(like)
-    bits = pa.array(validity).buffers()[1] if like.null_count else None
-    if bits is not None and validity.offset:
-        validity = pa.concat_arrays([validity])
-        bits = validity.buffers()[1]
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(like), [bits, pa.py_buffer(content)])
+    values = pa.Array.from_buffers(wire, len(like), [None, pa.py_buffer(content)])
+    return without(values, to_mask(pc.is_null(like)))

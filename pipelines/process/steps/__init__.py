@@ -123,21 +123,12 @@ def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
     return sorted(kinds, key=lambda kind: (kind.rank, kind.name))
 
 
-@dataclass(frozen=True)
-class Passed:
-    """The result of a batch: rows, REJECTED_SCHEMA, and the number of dropped records by the total of their outcome."""
-
-    rows: pa.Table
-    rejected: pa.Table
-    dropped: Mapping[str, int]
-
-
 def pass_through(
     steps: Sequence[tuple[Step, frozenset[str]]],
     context: Context,
     rows: pa.Table,
     renew: Callable[[], Engine],
-) -> Passed:
+) -> StageOutput:
     """Take `rows` through steps, each with the columns that no later step needs. A record on which a step ends is rejected.
 
     `renew` opens another engine, if a step's error has left the old one unusable.
@@ -151,7 +142,7 @@ def pass_through(
             rows = rows.select([name for name in rows.column_names if name not in done_with])
         rejected.append(found.rejected)
         dropped.update(found.dropped)
-    return Passed(rows, pa.concat_tables(rejected), dropped)
+    return StageOutput(rows, pa.concat_tables(rejected), dropped)
 
 
 def _applied(step: Step, context: Context) -> Callable[[Engine, pa.Table], StageOutput]:
