@@ -223,9 +223,9 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         ranges = {p: (start[p], to[p]) for p in to if to[p] > start[p]}
         assert self.chain.state.done is not None
         done = self.chain.state.done.body
-        known, standing = done.tails, plan.standing
+        tails_before, standing = done.tails, plan.standing
         offsets = sum(end - begin for begin, end in ranges.values())
-        by_partition = ingest_divided(self.connections, self._item(ranges, known, standing)).partitions
+        by_partition = ingest_divided(self.connections, self._item(ranges, tails_before, standing)).partitions
         # What this process reads ahead are all partitions.
         self._input.is_divided = self.connections.lanes.helped > 0
         rows = sum(report.rows for report in by_partition.values())
@@ -239,7 +239,7 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
             "frames": sum(report.frames for report in by_partition.values()),
             "bytes": sum(report.bytes for report in by_partition.values()),
         }
-        tails = {**known, **{p: report.tail for p, report in by_partition.items()}}
+        tails = {**tails_before, **{p: report.tail for p, report in by_partition.items()}}
         return IngestDone(start=start, to=to, counts=counts, tails=tails, rest=rest_behind(done, plan))
 
     def _reached(self, done: IngestDone) -> Offset:

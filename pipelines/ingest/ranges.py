@@ -137,23 +137,23 @@ class _Copy:
 
     def run(self, ranges: dict[int, tuple[int, int]], flush_bytes: int) -> None:
         """Copy these ranges of the item; publish whenever `flush_bytes` have been read."""
-        held: dict[int, list[Block]] = {}
-        held_bytes = 0
+        blocks: dict[int, list[Block]] = {}
+        blocks_bytes = 0
         with self.connections.means.threads(1, "append") as publisher:
             last: Future[None] | None = None
             for block in _blocks(self.source, ranges):
                 reach("ingest.after-poll")
-                held.setdefault(block.partition, []).append(block)
-                held_bytes += block.records.get_total_buffer_size()
-                if block.is_expired or held_bytes >= flush_bytes:
+                blocks.setdefault(block.partition, []).append(block)
+                blocks_bytes += block.records.get_total_buffer_size()
+                if block.is_expired or blocks_bytes >= flush_bytes:
                     if last is not None:
                         last.result()
-                    last = publisher.submit(self._flush, held)
-                    held, held_bytes = {}, 0
+                    last = publisher.submit(self._flush, blocks)
+                    blocks, blocks_bytes = {}, 0
             if last is not None:
                 last.result()
-            if held:
-                publisher.submit(self._flush, held).result()
+            if blocks:
+                publisher.submit(self._flush, blocks).result()
         reach("ingest.after-publish")
 
     def _flush(self, held: dict[int, list[Block]]) -> None:

@@ -189,16 +189,16 @@ class Run:
         first = self._index.first_row(sought, at)
         # Some rows at once through the possible slots. Different keys with the same `hi` are adjacent.
         while len(at):
-            wanted, rows = sought.hi[at], first[:, np.newaxis] + _NEXT_ROWS
+            hi, rows = sought.hi[at], first[:, np.newaxis] + _NEXT_ROWS
             if self._unchecked:
                 self._check(np.minimum(rows, last))
             here = self.entries.hi.take(rows, mode="clip")
-            which, step = (here == wanted[:, np.newaxis]).nonzero()
+            which, step = (here == hi[:, np.newaxis]).nonzero()
             row = first[which] + step
             is_same = (row <= last) & (self.entries.lo.take(row, mode="clip") == sought.lo[at[which]])
             found_at.append(at[which[is_same]])
             found_rows.append(row[is_same])
-            (still,) = ((here[:, -1] <= wanted) & (rows[:, -1] < last)).nonzero()
+            (still,) = ((here[:, -1] <= hi) & (rows[:, -1] < last)).nonzero()
             at, first = at[still], first[still] + _LOOKED_AT_ONCE
         return np.concatenate(found_at), np.concatenate(found_rows)
 

@@ -81,15 +81,15 @@ class Buckets:
         names, span = self._connections.names, (self._item.start, self._item.to)
         store = self._connections.dedup_store(bucket)
         store.open(live_runs(self._item.runs, bucket))
-        found, late = self._config.dedup.first_of_keys(rows, store, frames)
+        deduplicated, late = self._config.dedup.first_of_keys(rows, store, frames)
         reach("process.before-state")
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
-        self.runs[str(bucket)] = listed(store.add(found.entries, span, self._config.dedup.expired_us(self._item), has_turn))
+        self.runs[str(bucket)] = listed(store.add(deduplicated.entries, span, self._config.dedup.expired_us(self._item), has_turn))
         reach("process.after-state")
-        append_rows(self._appender("out", names.out(bucket)), found.accepted, self._headers)
+        append_rows(self._appender("out", names.out(bucket)), deduplicated.accepted, self._headers)
         if self._config.dedup.keeps:
-            append_rows(self._appender("duplicates", names.duplicates(bucket)), found.duplicates)
-        counts.update({WRITTEN.total: found.accepted.num_rows, DUPLICATE.total: found.duplicates.num_rows})
+            append_rows(self._appender("duplicates", names.duplicates(bucket)), deduplicated.duplicates)
+        counts.update({WRITTEN.total: deduplicated.accepted.num_rows, DUPLICATE.total: deduplicated.duplicates.num_rows})
         return late
 
     def _late_dead_letters(self, late: pa.Table) -> pa.Table:
@@ -147,11 +147,11 @@ def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
 def shares(rows: pa.Table, owners: npt.NDArray[Any]) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of each bucket, in their order."""
     counts = np.bincount(owners)
-    (found,) = counts.nonzero()
-    if len(found) > 1:
+    (present,) = counts.nonzero()
+    if len(present) > 1:
         # One pass over the columns instead of one per bucket; a stable sort of 16 bits is a radix sort.
         rows = rows.take(pa.array(np.argsort(owners.astype(np.uint16), kind="stable")))
     start = 0
-    for bucket in found.tolist():
+    for bucket in present.tolist():
         yield bucket, rows.slice(start, int(counts[bucket]))
         start += int(counts[bucket])

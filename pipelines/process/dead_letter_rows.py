@@ -51,13 +51,13 @@ def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, sou
     """
     if rejected.num_rows == 0:
         return _NONE
-    wanted = position_keys(rejected)
-    order = np.argsort(wanted, kind="stable")
+    keys = position_keys(rejected)
+    order = np.argsort(keys, kind="stable")
     rejected = rejected.take(pa.array(order))
-    wanted = wanted[order]
+    keys = keys[order]
     present = position_keys(records)
-    rows = np.searchsorted(present, wanted)
-    if rows[-1] >= len(present) or not np.array_equal(present[rows], wanted):
+    rows = np.searchsorted(present, keys)
+    if rows[-1] >= len(present) or not np.array_equal(present[rows], keys):
         raise KeyError("a stage rejected a position that is not among its input")
     originals = records.take(pa.array(rows))
     columns = {name: originals.column(name) for name in originals.column_names if name in DEAD_LETTER_SCHEMA.names}
@@ -71,15 +71,15 @@ def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, sou
 
 def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
     """Return HISTORY_SCHEMA and `last_time` for the dead letters of `records`."""
-    known = {
+    history = {
         field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
         for field in HISTORY_SCHEMA
     }
     arrival = records.column("_tf_arrival")
     return {
-        "attempts": pc.add(pc.fill_null(known["attempts"], 0), pa.scalar(1, pa.int32())),
-        "first_time": pc.coalesce(known["first_time"], arrival),
+        "attempts": pc.add(pc.fill_null(history["attempts"], 0), pa.scalar(1, pa.int32())),
+        "first_time": pc.coalesce(history["first_time"], arrival),
         "last_time": arrival,
-        "past_dedup": pc.or_(pc.fill_null(known["past_dedup"], False), past_dedup),
-        "origin": known["origin"],
+        "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), past_dedup),
+        "origin": history["origin"],
     }

@@ -96,8 +96,8 @@ def dedup(
     plain = records.drop_columns(list(KEY_COLUMNS))
     order = by_hash(hi, lo)
     groups = _Groups(hi[order], lo[order])
-    known = find(groups.hi, groups.lo)
-    is_duplicate, last = mark_duplicates(groups.of, times[order], window_us, known, None if watermarks is None else watermarks[order])
+    stored = find(groups.hi, groups.lo)
+    is_duplicate, last = mark_duplicates(groups.of, times[order], window_us, stored, None if watermarks is None else watermarks[order])
     is_dropped = np.zeros(len(order), dtype=bool)
     is_dropped[order[is_duplicate]] = True
     has_accepted = last >= 0
@@ -119,26 +119,26 @@ class _Groups:
         self.hi, self.lo = hi[is_first], lo[is_first]
 
 
-def mark_duplicates(group: Rows, times: Times, window_us: int, known: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
+def mark_duplicates(group: Rows, times: Times, window_us: int, stored: Found, watermarks: Times | None) -> tuple[Mask, Rows]:
     """Return (mask of the duplicates, the last accepted record of each group or -1); records are sorted by group, then by position.
 
     Each pass decides, for all groups at once, the records up to and including the next accepted one. There are as many passes as the
     busiest key of the batch has accepted records.
     """
-    accepted_at, has_accepted = known.time.copy(), known.is_found.copy()
+    accepted_at, has_accepted = stored.time.copy(), stored.is_found.copy()
     is_duplicate = np.zeros(len(group), dtype=bool)
-    last = np.full(len(known.time), -1, dtype=np.int64)
+    last = np.full(len(stored.time), -1, dtype=np.int64)
     rows = np.arange(len(group), dtype=np.int64)
 
     def is_copy(rows: Rows) -> Mask:
-        one = group[rows]
-        near = has_accepted[one] & (np.abs(times[rows] - accepted_at[one]) < window_us)
-        copies: Mask = near if watermarks is None else near & (accepted_at[one] + window_us > watermarks[rows])
+        keys = group[rows]
+        near = has_accepted[keys] & (np.abs(times[rows] - accepted_at[keys]) < window_us)
+        copies: Mask = near if watermarks is None else near & (accepted_at[keys] + window_us > watermarks[rows])
         return copies
 
     def accept(rows: Rows) -> None:
-        one = group[rows]
-        accepted_at[one], has_accepted[one], last[one] = times[rows], True, rows
+        keys = group[rows]
+        accepted_at[keys], has_accepted[keys], last[keys] = times[rows], True, rows
 
     passes = 0
     while len(rows) and passes < _MAX_PASSES:

@@ -127,7 +127,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
             )
             if limits.clock_ahead == "halt":
-                raise HaltError(f"judging by arrival: {warning}; or wait, or say `clock_ahead: warn` in resources.nats")
+                raise HaltError(f"comparing arrivals: {warning}; or wait, or say `clock_ahead: warn` in resources.nats")
             self.status.warning = warning
 
     def _finish(self, plan: Entry[ProcessPlan]) -> None:
@@ -178,18 +178,18 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         LEAST_FRAMES always fit. Raise RetryableError while the first frame is not served.
         """
         log, names = self.connections.log, self.connections.names
-        found: list[Message] = []
+        messages: list[Message] = []
         size = 0
         for message in log.fetch(names.stream("raw"), names.subjects("raw"), start, to):
             size += message.content_bytes
-            if size > most_bytes and len(found) >= LEAST_FRAMES:
+            if size > most_bytes and len(messages) >= LEAST_FRAMES:
                 break
-            found.append(message)
-        sequences = [message.sequence for message in found]
+            messages.append(message)
+        sequences = [message.sequence for message in messages]
         if most_bytes < math.inf:
             to = sequences[-1] if sequences else start + 1
         check_contiguous(names.stream("raw"), sequences, start, to)
-        return found
+        return messages
 
     def execute(self, plan: Entry[ProcessPlan]) -> ProcessDone:
         # An earlier attempt may have amended the plan.

@@ -131,13 +131,13 @@ class Program:
     @cached_property
     def path(self) -> list[tuple[Step, frozenset[str]]]:
         """The steps before the exchange, each with the fields that no later step reads."""
-        known: Columns = {}
+        columns: Columns = {}
         path = []
         for index, step in enumerate(self.steps):
-            known, later = step.columns_out(known), self.steps[index + 1 :]
-            needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(known)
-            path.append((step, frozenset(known.keys() - needed)))
-            known = {name: kind for name, kind in known.items() if name in needed}
+            columns, later = step.columns_out(columns), self.steps[index + 1 :]
+            needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(columns)
+            path.append((step, frozenset(columns.keys() - needed)))
+            columns = {name: kind for name, kind in columns.items() if name in needed}
         return path
 
 

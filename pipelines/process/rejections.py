@@ -37,13 +37,13 @@ class Rejections:
 
     def note_each(self, rows: npt.NDArray[np.int64], code: str, field: str | None, messages: Sequence[str]) -> None:
         """Reject `rows[i]`, if it has no reason yet, with `messages[i]`."""
-        known: dict[str, int] = {}
+        reason_of: dict[str, int] = {}
         for message in messages:
-            known.setdefault(message, len(self._reasons) + len(known))
-        reasons = np.fromiter((known[message] for message in messages), dtype=np.int32, count=len(messages))
+            reason_of.setdefault(message, len(self._reasons) + len(reason_of))
+        reasons = np.fromiter((reason_of[message] for message in messages), dtype=np.int32, count=len(messages))
         fresh = self._reason_of[rows] < 0
         self._reason_of[rows[fresh]] = reasons[fresh]
-        self._reasons.extend((code, field, message) for message in known)
+        self._reasons.extend((code, field, message) for message in reason_of)
 
     def adopt(self, part: "Rejections", rows: npt.NDArray[np.int64]) -> None:
         """Adopt the reasons that were noted in `part`, whose row i is our `rows[i]`."""

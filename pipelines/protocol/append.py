@@ -92,24 +92,24 @@ class Appender(Generic[P]):
         try:
             sequence = self._log.publish(self._subject, payload, stamped, tail.sequence)
         except (ConflictError, RetryableError) as error:
-            self._tail = found = self.read_tail()
-            if found.sequence == tail.sequence:
+            self._tail = newest = self.read_tail()
+            if newest.sequence == tail.sequence:
                 if isinstance(error, RetryableError):
                     raise
                 raise InvariantError(f"appending to {self._subject}: refused at its own last sequence {tail.sequence}") from error
-            self._check_advance(tail, found)
+            self._check_advance(tail, newest)
             return None
         self._tail = Tail(sequence, last)
         return Written(first, last, rows, sequence, len(payload))
 
-    def _check_advance(self, before: Tail[P], found: Tail[P]) -> None:
-        if found.position is None or (before.position is not None and not before.position < found.position):
+    def _check_advance(self, before: Tail[P], after: Tail[P]) -> None:
+        if after.position is None or (before.position is not None and not before.position < after.position):
             raise InvariantError(
-                f"appending to {self._subject}: a foreign message stands at {found.sequence}; only Tallyflow may write here"
+                f"appending to {self._subject}: a foreign message stands at {after.sequence}; only Tallyflow may write here"
             )
-        if self._limit < found.position:
+        if self._limit < after.position:
             raise FencedError(
-                f"appending to {self._subject}: another runner has already written beyond {self._limit}, up to {found.position}"
+                f"appending to {self._subject}: another runner has already written beyond {self._limit}, up to {after.position}"
             )
 
 

@@ -114,15 +114,15 @@ class Lease:
                 "`tallyflow stop` ends it"
             ) from error
         while True:
-            found = self._log.last(self._stream, self._subject)
-            if found is not None and not self._may_take(found):
+            newest = self._log.last(self._stream, self._subject)
+            if newest is not None and not self._may_take(newest):
                 self._lock.release()
                 raise FencedError(
-                    f"starting: runner {Holder.decode(found).runner} on another host holds leg {self._leg}; stop it there, "
+                    f"starting: runner {Holder.decode(newest).runner} on another host holds leg {self._leg}; stop it there, "
                     f"or wait {TTL_SECONDS:.0f} s after it died and start again"
                 )
-            self._sequence = found.sequence if found else 0
-            epoch = (Holder.decode(found).epoch if found else 0) + 1
+            self._sequence = newest.sequence if newest else 0
+            epoch = (Holder.decode(newest).epoch if newest else 0) + 1
             self.holder = Holder(epoch, self.holder.place, self.holder.runner)
             try:
                 self._publish()
@@ -132,16 +132,16 @@ class Lease:
             self._thread.start()
             return epoch
 
-    def _may_take(self, found: Message) -> bool:
-        holder = Holder.decode(found)
+    def _may_take(self, newest: Message) -> bool:
+        holder = Holder.decode(newest)
         if holder.released or holder.place == self.holder.place:
             return True
         deadline = self._clock() + TTL_SECONDS
         while self._clock() < deadline:
             self._wait(0.5)
-            now = self._log.last(self._stream, self._subject)
-            if now is not None and now.sequence != found.sequence:
-                return Holder.decode(now).released
+            renewal = self._log.last(self._stream, self._subject)
+            if renewal is not None and renewal.sequence != newest.sequence:
+                return Holder.decode(renewal).released
         return True
 
     def _publish(self) -> None:

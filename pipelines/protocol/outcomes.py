@@ -72,12 +72,12 @@ def of(kind: str) -> tuple[Outcome, ...]:
 def counted(kind: str, totals: Mapping[str, int]) -> dict[str, int]:
     """Return the outcomes of the records that the leg read, by label, including outcomes of unknown steps."""
     known = [(outcome, outcome.count(totals)) for outcome in of(kind)]
-    found = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
+    counts = {outcome.label: count for outcome, count in known if count or not outcome.is_rare}
     totals_known = {outcome.total for outcome in of(kind)}
     for name in sorted(totals.keys() - totals_known):
         if name.startswith(DROPPED) and totals[name]:
-            found[f"dropped by {name.removeprefix(DROPPED)}"] = totals[name]
-    return found
+            counts[f"dropped by {name.removeprefix(DROPPED)}"] = totals[name]
+    return counts
 
 
 def residue(kind: str, read: int, totals: Mapping[str, int]) -> int:

@@ -74,21 +74,21 @@ def ranges_of(rows: Rows) -> list[tuple[int, int]]:
 
 
 def batches(
-    wanted: Iterable[tuple[int, Rows]], max_letters: int = MAX_PLAN_DEAD_LETTERS, max_ranges: int = MAX_PLAN_RANGES
+    frames: Iterable[tuple[int, Rows]], max_dead_letters: int = MAX_PLAN_DEAD_LETTERS, max_ranges: int = MAX_PLAN_RANGES
 ) -> Iterator[RowRanges]:
     """Yield the dead letters to take, (frame, ascending rows) in stream order, in portions that one plan may name."""
     row_ranges: RowRanges = []
     dead_letters = ranges = 0
-    for sequence, rows in wanted:
+    for sequence, rows in frames:
         for start in range(0, len(rows), max_ranges):
             part = rows[start : start + max_ranges]
-            found = ranges_of(part)
-            if row_ranges and (dead_letters + len(part) > max_letters or ranges + len(found) > max_ranges):
+            part_ranges = ranges_of(part)
+            if row_ranges and (dead_letters + len(part) > max_dead_letters or ranges + len(part_ranges) > max_ranges):
                 yield row_ranges
                 row_ranges, dead_letters, ranges = [], 0, 0
-            row_ranges.append((sequence, found))
+            row_ranges.append((sequence, part_ranges))
             dead_letters += len(part)
-            ranges += len(found)
+            ranges += len(part_ranges)
     if row_ranges:
         yield row_ranges
 

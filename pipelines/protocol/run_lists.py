@@ -129,7 +129,7 @@ class RunLists:
     def _page(self, sequence: int, expected: str) -> bytes:
         message = self._log.get(self._stream, sequence)
         if message is None or digest(message.payload) != expected:
-            found = "gone" if message is None else "another one"
+            found = "missing" if message is None else "another one"
             raise DataLossError(
                 f"reading the lists of runs: page {sequence} of {self._subject} is {found}; stop the pipeline and rebuild the key store "
                 f"with `tallyflow rebuild-state`, or restore {self._stream} and the other streams from backups of one moment"

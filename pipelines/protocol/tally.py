@@ -144,7 +144,7 @@ def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -
 
 
 def _dead_letter_tally(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:
-    now, old = _Letters.of({leg: state.totals for leg, state in chains.items()}), _Letters.of(before)
+    now, old = _DeadLetters.of({leg: state.totals for leg, state in chains.items()}), _DeadLetters.of(before)
     outcomes = {
         "entered again": now.entered - old.entered,
         "discarded": now.discarded - old.discarded,
@@ -154,13 +154,13 @@ def _dead_letter_tally(chains: Mapping[str, ChainState[Plan, Done]], before: Map
 
 
 @dataclass(frozen=True)
-class _Letters:
+class _DeadLetters:
     rejected: int
     entered: int
     discarded: int
 
     @classmethod
-    def of(cls, totals: Mapping[str, Totals]) -> "_Letters":
+    def of(cls, totals: Mapping[str, Totals]) -> "_DeadLetters":
         rejected = sum(of_leg.get(REJECTED.total, 0) for of_leg in totals.values())
         taken = totals.get(REDRIVE, {})
         return cls(rejected, taken.get(REDRIVEN, 0), taken.get(DISCARDED, 0))

@@ -348,13 +348,13 @@ class _Parser:
     def _scan(self) -> Iterator[tuple[str, str, int]]:
         position, end = 0, len(self._text.rstrip())
         while position < end:
-            found = _TOKEN.match(self._text, position, end)
-            if found is None or found.lastgroup is None:
+            token = _TOKEN.match(self._text, position, end)
+            if token is None or token.lastgroup is None:
                 while self._text[position].isspace():
                     position += 1
                 raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: unexpected text")
-            yield found.lastgroup, found[found.lastgroup], found.start(found.lastgroup)
-            position = found.end()
+            yield token.lastgroup, token[token.lastgroup], token.start(token.lastgroup)
+            position = token.end()
 
     def _fail(self, expected: str, at: int | None = None) -> NoReturn:
         """Raise ValueError at the token number `at`, by default the next one."""

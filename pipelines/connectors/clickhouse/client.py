@@ -225,13 +225,13 @@ class ClickHouse:
         settings = known_settings(self._connected.server_settings, READ_SETTINGS)
         if arrivals_us is not None:
             parameters |= {"since": arrivals_us[0], "until": arrivals_us[1]}
-        asked = _EMIT_AND_ARRIVAL if arrivals_us is not None else {"emit_and_arrival": "", "within": ""}
+        parts = _EMIT_AND_ARRIVAL if arrivals_us is not None else {"emit_and_arrival": "", "within": ""}
         if table.is_replicated:
             where = {"database": quote_identifier(table.database), "table": quote_identifier(table.name)}
             self.command(f"waiting for the replica of {table.full_name}", filled("clickhouse/sync_replica", **where))
             settings["select_sequential_consistency"] = 1
         try:
-            return self._connected.query_arrow(filled("clickhouse/stored_positions", **asked), parameters=parameters, settings=settings)
+            return self._connected.query_arrow(filled("clickhouse/stored_positions", **parts), parameters=parameters, settings=settings)
         except Exception as error:
             raise map_error(f"reading which rows are in {table.full_name}", error, self._classes) from error
 

@@ -153,14 +153,14 @@ class KafkaTopic:
 
     def _answers(self, asked: Asked) -> dict[int, int]:
         doing = f"listing offsets of {self._topic}"
-        found = {asked_partition.partition: result.offset for asked_partition, result in self._result(doing, asked).items()}
-        unknown = [partition for partition, offset in found.items() if offset == OFFSET_INVALID]
+        offsets = {asked_partition.partition: result.offset for asked_partition, result in self._result(doing, asked).items()}
+        unknown = [partition for partition, offset in offsets.items() if offset == OFFSET_INVALID]
         if unknown:
             # librdkafka 2.16 returns this, without an error, for a leader that refuses connections.
             raise RetryableError(
                 f"{doing}: the leader of partition {unknown[0]} gave no answer; retrying, check that the brokers are running"
             )
-        return found
+        return offsets
 
     def _result(self, doing: str, futures: Mapping[Any, Any]) -> dict[Any, Any]:
         self._errors.clear()
@@ -347,16 +347,16 @@ class RangeReader:
         except KafkaException as error:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
-    def _poll(self, wanted: int, seconds: float) -> tuple[set[int], bool]:
-        """Move up to `wanted` messages into `_ahead`; return the partitions with an event, and whether the queue is empty now.
+    def _poll(self, most: int, seconds: float) -> tuple[set[int], bool]:
+        """Move up to `most` messages into `_ahead`; return the partitions with an event, and whether the queue is empty now.
 
         `consume` waits for the requested number, `seconds` at most, so a request for the rest of the ranges returns without waiting.
         """
         try:
-            messages = self._consumer.consume(wanted, timeout=seconds)
+            messages = self._consumer.consume(most, timeout=seconds)
         except KafkaException as error:
             raise map_error(f"reading {self._topic}", error, self._classes) from error
-        is_all = len(messages) < wanted
+        is_all = len(messages) < most
         if not messages:
             return set(), is_all
         errors = list(map(Message.error, messages))

@@ -40,16 +40,16 @@ def _headers(messages: list[Message]) -> list[_Headers | Exception]:
 
     Each message is read once: a second read returns a list with holes, which crashes the process (confluent-kafka 2.16).
     """
-    found: list[_Headers | Exception] = []
+    headers: list[_Headers | Exception] = []
     asked = map(Message.headers, messages)
-    while len(found) < len(messages):
+    while len(headers) < len(messages):
         try:
-            found.extend(asked)
+            headers.extend(asked)
         except Exception as error:
             if is_of_host(error):
                 raise
-            found.append(error)
-    return found
+            headers.append(error)
+    return headers
 
 
 def _isolated(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:

@@ -169,20 +169,20 @@ class JetStream(Connection):
             mem_storage=True,
         )
         info = await js.add_consumer(stream, config)
-        found: list[Message] = []
+        messages: list[Message] = []
         try:
             consumer = await js.pull_subscribe_bind(info.name, stream)
-            while not found or found[-1].sequence < to:
-                wanted = min(FETCH_BATCH_MESSAGES, to - (found[-1].sequence if found else after))
-                for raw in await consumer.fetch(wanted, timeout=REQUEST_TIMEOUT_SECONDS):
+            while not messages or messages[-1].sequence < to:
+                count = min(FETCH_BATCH_MESSAGES, to - (messages[-1].sequence if messages else after))
+                for raw in await consumer.fetch(count, timeout=REQUEST_TIMEOUT_SECONDS):
                     sequence, time = sequence_and_time(raw)
-                    found.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
+                    messages.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
             await consumer.unsubscribe()
         finally:
             # A restart of the server may have deleted it; otherwise the server deletes it after 30 s.
             with suppress(Exception):
                 await js.delete_consumer(stream, info.name)
-        return [message for message in found if message.sequence <= to]
+        return [message for message in messages if message.sequence <= to]
 
     async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
         """Send one batched direct get; return (messages, whether the stream holds more of this subject)."""

@@ -72,8 +72,8 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
         elif column.default_kind in ("MATERIALIZED", "ALIAS"):
             faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind} and cannot be inserted"))
         elif not _fits(entry.column_type, column.type):
-            said = f"column {entry.column_name!r} is {column.type}, the file has {entry.column_type}"
-            faults.append(Fault(f"{path}.column_type", said))
+            difference = f"column {entry.column_name!r} is {column.type}, the file has {entry.column_type}"
+            faults.append(Fault(f"{path}.column_type", difference))
     for name, kind in POSITION_COLUMN_TYPES:
         if name in actual and actual[name].type != kind:
             faults.append(Fault("sink.table", f"position column {name} is {actual[name].type}, not {kind}"))

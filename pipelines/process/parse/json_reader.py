@@ -128,17 +128,17 @@ class JsonReader:
         codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
         if len(memo) > _MAX_MEMO:
             memo.clear()
-        known = {signature: memo[signature] for signature in signatures if signature in memo}
-        unseen = [code for code, signature in enumerate(signatures) if signature not in known]
+        is_repeated = {signature: memo[signature] for signature in signatures if signature in memo}
+        unseen = [code for code, signature in enumerate(signatures) if signature not in is_repeated]
         if unseen:
             last_row = np.zeros(len(signatures), dtype=np.int64)
             present = codes >= 0
             last_row[codes[present]] = np.flatnonzero(present)
             sql = f"SELECT len(list_distinct({_keys(parent)})) < len({_keys(parent)}) FROM _tf_values"  # noqa: S608
             answers = engine.ask(sql, texts.take(pa.array(last_row[unseen])))[0].to_pylist()
-            known.update(zip((signatures[code] for code in unseen), answers, strict=True))
-            memo.update((signature, known[signature]) for signature in known if len(signature) <= _MAX_MEMO_TEXT)
-        twice = np.array([*(bool(known[signature]) for signature in signatures), False])
+            is_repeated.update(zip((signatures[code] for code in unseen), answers, strict=True))
+            memo.update((signature, is_repeated[signature]) for signature in is_repeated if len(signature) <= _MAX_MEMO_TEXT)
+        twice = np.array([*(bool(is_repeated[signature]) for signature in signatures), False])
         where = f" in {'.'.join(parent)!r}" if parent else ""
         rejections.note(twice[codes], "invalid_json", None, f"a key stands twice{where}")
         if not parent:
@@ -206,15 +206,15 @@ def _not_finite_inside(column: pa.Array) -> Mask:
     return suspect
 
 
-def _choose(found: list[pa.Array], kinds: list[list[str]], codes: Codes) -> tuple[pa.Array, list[str]]:
+def _choose(columns: list[pa.Array], kinds: list[list[str]], codes: Codes) -> tuple[pa.Array, list[str]]:
     """Return the column of a field and its kind per pattern: the literal key if it is present and not null, else the nested one."""
-    if len(found) == 1:
-        return found[0], kinds[0]
+    if len(columns) == 1:
+        return columns[0], kinds[0]
     literal = [kind != "" for kind in kinds[0]]
     kind = [first if is_literal else second for first, second, is_literal in zip(*kinds, literal, strict=True)]
     if not any(literal):
-        return found[1], kind
-    return pc.if_else(pa.array(np.array(literal)[codes]), found[0], found[1]), kind
+        return columns[1], kind
+    return pc.if_else(pa.array(np.array(literal)[codes]), columns[0], columns[1]), kind
 
 
 def _patterns(kinds: pa.Array, width: int) -> tuple[Codes, list[list[str]]]:

@@ -110,12 +110,12 @@ def _adapter(kind: type[Step]) -> TypeAdapter[Any]:
 @cache
 def kinds() -> Mapping[str, type[Step]]:
     """Return every kind of step by its name. Raise TypeError for a kind with an unregistered outcome."""
-    found: dict[str, type[Step]] = {}
+    by_name: dict[str, type[Step]] = {}
     for module in pkgutil.iter_modules(__path__):
         kind: type[Step] = import_module(f"{__name__}.{module.name}").STEP
         check_registered(kind.name, kind.outcomes)
-        found[kind.name] = kind
-    return found
+        by_name[kind.name] = kind
+    return by_name
 
 
 def in_order(kinds: Iterable[type[Step]]) -> list[type[Step]]:
@@ -135,13 +135,13 @@ def pass_through(
     """
     rejected, dropped = [], Counter[str]()
     for step, done_with in steps:
-        found = isolated(step.stage, _applied(step, context), context.engine, rows, renew)
-        _check_dropped(step, found)
-        rows = found.accepted
+        output = isolated(step.stage, _applied(step, context), context.engine, rows, renew)
+        _check_dropped(step, output)
+        rows = output.accepted
         if not done_with.isdisjoint(rows.column_names):
             rows = rows.select([name for name in rows.column_names if name not in done_with])
-        rejected.append(found.rejected)
-        dropped.update(found.dropped)
+        rejected.append(output.rejected)
+        dropped.update(output.dropped)
     return StageOutput(rows, pa.concat_tables(rejected), dropped)
 
 
@@ -149,7 +149,7 @@ def _applied(step: Step, context: Context) -> Callable[[Engine, pa.Table], Stage
     return lambda engine, rows: step.apply(replace(context, engine=engine), rows)
 
 
-def _check_dropped(step: Step, found: StageOutput) -> None:
-    unknown = found.dropped.keys() - {outcome.total for outcome in step.outcomes}
+def _check_dropped(step: Step, output: StageOutput) -> None:
+    unknown = output.dropped.keys() - {outcome.total for outcome in step.outcomes}
     if unknown:
         raise TypeError(f"step {step.name!r} has dropped records as {', '.join(sorted(unknown))}, which is none of its outcomes")
