@@ -328,7 +328,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
             if time.monotonic() > deadline:
                 raise RetryableError(
                     f"starting {pipeline_id}: not ready after {self.start_timeout_seconds:.0f} s, state {state.state}; "
-                    f"it goes on, look again. {state.message}"
+                    f"it continues; check again. {state.message}"
                 )
             time.sleep(_POLL_SECONDS)
         halted = {*state.halted, *(leg for leg, word in state.legs.items() if word == "halted")}

@@ -127,7 +127,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
             )
             if limits.clock_ahead == "halt":
-                raise HaltError(f"comparing arrivals: {warning}; or wait, or say `clock_ahead: warn` in resources.nats")
+                raise HaltError(f"comparing arrivals: {warning}; or wait, or set `clock_ahead: warn` in resources.nats")
             self.status.warning = warning
 
     def _finish(self, plan: Entry[ProcessPlan]) -> None:
