@@ -15,13 +15,21 @@ from pipelines.connectors.sources import Block, Source
 from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import OWN_SHARES
 from pipelines.errors import DataLossError, RetryableError
-from pipelines.ingest.writer import PartitionWriter, check_cover, frame_headers, last_offset
+from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
 from pipelines.protocol.append import Appender, Tail, Written
 from pipelines.protocol.bodies import RawTail
 from pipelines.protocol.codec import Count, Flag, Form, PartitionKey, Text, from_text, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Log
-from pipelines.protocol.records import HEADER_FIRST, HEADER_SKIPPED, RAW_SCHEMA
+from pipelines.protocol.records import (
+    HEADER_FIRST,
+    HEADER_PARTITION,
+    HEADER_RUN,
+    HEADER_SKIPPED,
+    HEADER_TOPIC,
+    HEADER_TOPIC_ID,
+    RAW_SCHEMA,
+)
 
 FLUSH_BYTES = 4 * 1024 * 1024
 """Ingest makes frames of what it has read as soon as it is this large."""
@@ -190,7 +198,9 @@ def place_of(connections: Connections, source_id: str, partition: int) -> tuple[
 
 
 def headers_of(connections: Connections, source_id: str, partition: int, epoch: int) -> dict[str, str]:
-    return frame_headers(connections.source(source_id).words.name, connections.run.identities[source_id], partition, epoch)
+    """Return the headers that every frame of a partition has; they are named after the first kind of source."""
+    name, identity = connections.source(source_id).words.name, connections.run.identities[source_id]
+    return {HEADER_TOPIC: name, HEADER_TOPIC_ID: identity, HEADER_PARTITION: str(partition), HEADER_RUN: str(epoch)}
 
 
 def _write(writer: PartitionWriter, blocks: list[Block]) -> None:

@@ -14,31 +14,12 @@ import pyarrow.compute as pc
 from pipelines.errors import InvariantError
 from pipelines.protocol.append import Appender, Written
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.records import (
-    HEADER_BYTES,
-    HEADER_LAST,
-    HEADER_PARTITION,
-    HEADER_RUN,
-    HEADER_SKIPPED,
-    HEADER_TOPIC,
-    HEADER_TOPIC_ID,
-    RAW_SCHEMA,
-    Framing,
-    Message,
-)
+from pipelines.protocol.records import HEADER_BYTES, HEADER_LAST, HEADER_SKIPPED, HEADER_TOPIC_ID, RAW_SCHEMA, Framing, Message
 
 
 def last_offset(message: Message) -> int:
     """Return the last offset that a stored raw frame covers."""
     return int(message.headers[HEADER_LAST])
-
-
-def frame_headers(name: str, identity: str, partition: int, epoch: int) -> dict[str, str]:
-    """Return the headers that every frame of a partition has: the name and the identity of its source, and its writer's epoch.
-
-    The headers are named after the first kind of source: `Tf-Topic`, `Tf-Topic-Id`.
-    """
-    return {HEADER_TOPIC: name, HEADER_TOPIC_ID: identity, HEADER_PARTITION: str(partition), HEADER_RUN: str(epoch)}
 
 
 def identity_of(message: Message) -> str:
