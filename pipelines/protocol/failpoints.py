@@ -14,30 +14,6 @@ from pathlib import Path
 VARIABLE = "TALLYFLOW_FAILPOINT"
 RUNNER_PID_VARIABLE = "TALLYFLOW_RUNNER_PID"
 
-NAMES = (
-    "ingest.after-poll",
-    "ingest.between-frames",
-    "ingest.after-publish",
-    "process.before-state",
-    "process.after-state",
-    "process.between-frames",
-    "process.after-publish",
-    "compact.after-runs",
-    "sink.before-insert",
-    "sink.after-insert",
-    "sink.after-amend",
-    "plan.after-amend",
-    "plan.after-letters",
-    "redrive.after-plan",
-    "redrive.between-frames",
-    "redrive.after-publish",
-    "repair.before-insert",
-    "repair.after-insert",
-    "purge.after-decision",
-    "leg.after-plan",
-    "leg.before-commit",
-)
-
 _visits = count(1)
 """Visits of the one armed point; `next` is atomic, and buckets are processed in parallel."""
 

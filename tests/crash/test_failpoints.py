@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.failpoints import failpoints
 from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.protocol.failpoints import NAMES, VARIABLE
+from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 
 _OF_COMMANDS = ("compact.", "plan.", "redrive.", "repair.")
-ALWAYS_REACHED = [name for name in NAMES if not name.endswith(("-state", "-amend", "-decision")) and not name.startswith(_OF_COMMANDS)]
+_OTHERS = ("-state", "-amend", "-decision")
+ALWAYS_REACHED = [name for name in failpoints() if not name.endswith(_OTHERS) and not name.startswith(_OF_COMMANDS)]
 """The others: with dedup test_dedup_kills.py, by compaction test_key_state.py, by a chunk that is refused test_refused_rows.py, by a purge
 test_purge_kills.py, by dead letters that are taken test_redrive_kills.py, by rows that are given up test_abandoned_plans.py, by rows that
 are put back test_put_back_kills.py."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from support.failpoints import failpoints
 
 from pipelines import errors
 from pipelines.cli.app import app
@@ -17,7 +18,6 @@ from pipelines.dead_letters.triage import REMEDIES
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError
 from pipelines.process.isolation import INTERNAL_ERROR
-from pipelines.protocol.failpoints import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -218,7 +218,7 @@ def test_metrics_table_names_the_metrics() -> None:
 def test_every_failpoint_says_what_the_next_start_does() -> None:
     points = section(text("docs/crash-recovery.md"), "Kill points")
     rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
-    assert sorted(rows) == sorted(NAMES)
+    assert sorted(rows) == failpoints()
 
 
 def test_tests_named_in_the_failure_matrix_exist() -> None:
