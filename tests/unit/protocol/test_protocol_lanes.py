@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from support.protocol_chaos import play
 from support.protocol_outside import ModelLanes
+from support.protocol_strikes import reported
 from support.protocol_world import World
 
 from pipelines.engine.connections import Connections
@@ -23,10 +25,7 @@ HISTORIES = 60
 def histories(count: int = HISTORIES) -> None:
     """Plays histories in which every plan may be cut."""
     for seed in range(count):
-        try:
-            play(seed)
-        except BaseException as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        reported(f"seed {seed}", partial(play, seed))
 
 
 @pytest.fixture(autouse=True)

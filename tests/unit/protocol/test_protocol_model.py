@@ -21,6 +21,7 @@ import pytest
 from support.protocol_chaos import play
 from support.protocol_outside import NAMES, ModelLog, Topic
 from support.protocol_stages import POISON, VENOM, configuration
+from support.protocol_strikes import at_every_publish, before_every_call, reported
 from support.protocol_world import EXPIRE, MAX_CALLS, World
 
 from pipelines.errors import DataLossError, HaltError, RefusedError
@@ -42,10 +43,7 @@ HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "100"))
 
 def play_all(seeds: Iterable[int]) -> None:
     for seed in seeds:
-        try:
-            play(seed)
-        except BaseException as error:
-            raise AssertionError(f"seed {seed} (TALLYFLOW_MODEL_SEED={seed}): {error}") from error
+        reported(f"seed {seed} (TALLYFLOW_MODEL_SEED={seed})", partial(play, seed))
 
 
 def test_every_record_is_accounted_for_in_random_histories() -> None:
@@ -99,21 +97,13 @@ def short_history(
     return made
 
 
-def arrange(call: int, kind: str, world: World) -> None:
-    world.strike = (world.calls + call, kind)
-
-
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 @pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
 def test_a_runner_may_stop_before_every_call(kind: str, window_us: int) -> None:
     calls, _ = short_history(lambda world: None, window_us)
     assert calls > 60
-    for call in range(1, calls + 1):
-        try:
-            short_history(partial(arrange, call, kind), window_us)
-        except BaseException as error:
-            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+    before_every_call(calls, kind, lambda prepare: short_history(prepare, window_us))
 
 
 @pytest.mark.crash
@@ -123,11 +113,7 @@ def test_a_runner_may_stop_before_every_call(kind: str, window_us: int) -> None:
 def test_a_letters_command_may_stop_before_every_call(kind: str, command: str, window_us: int) -> None:
     calls, publishes = short_history(lambda world: None, window_us, command=command)
     assert calls > publishes > 2
-    for call in range(1, calls + 1):
-        try:
-            short_history(partial(arrange, call, kind), window_us, command=command)
-        except BaseException as error:
-            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+    before_every_call(calls, kind, lambda prepare: short_history(prepare, window_us, command=command))
 
 
 @pytest.mark.crash
@@ -135,47 +121,34 @@ def test_a_letters_command_may_stop_before_every_call(kind: str, command: str, w
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 def test_every_publish_of_a_letters_command_may_fail(fault: Fault, command: str) -> None:
     _, publishes = short_history(lambda world: None, command=command)
-    for number in range(1, publishes + 1):
-        try:
-            short_history(lambda world, n=number: world.log.fail_publish(fault, n), command=command)
-        except BaseException as error:
-            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+    at_every_publish(publishes, fault, lambda prepare: short_history(prepare, command=command))
 
 
 @pytest.mark.crash
 def test_a_purging_runner_may_be_killed_before_every_call() -> None:
     calls, _ = short_history(lambda world: None, max_age=timedelta(0))
-    for call in range(1, calls + 1):
-        try:
-            short_history(partial(arrange, call, "kill"), max_age=timedelta(0))
-        except BaseException as error:
-            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+    before_every_call(calls, "kill", lambda prepare: short_history(prepare, max_age=timedelta(0)))
 
 
 @pytest.mark.crash
 def test_a_table_may_be_mended_after_a_kill_before_every_call() -> None:
     calls, _ = short_history(lambda world: None, is_mended=True)
-    for call in range(1, calls + 1):
-        try:
-            short_history(partial(arrange, call, "kill"), is_mended=True)
-        except BaseException as error:
-            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+    before_every_call(calls, "kill", lambda prepare: short_history(prepare, is_mended=True))
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_table_may_be_mended_while_publishes_fail_or_are_late(fault: Fault) -> None:
     _, publishes = short_history(lambda world: None)
-    for number in range(1, publishes + 1):
 
-        def fail(world: World, number: int = number) -> None:
+    def history(fail: Callable[[World], None]) -> None:
+        def prepare(world: World) -> None:
             world.is_mended_at_failure = True
-            world.log.fail_publish(fault, number)
+            fail(world)
 
-        try:
-            short_history(fail)
-        except BaseException as error:
-            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+        short_history(prepare)
+
+    at_every_publish(publishes, fault, history)
 
 
 @pytest.mark.crash
@@ -183,11 +156,7 @@ def test_a_table_may_be_mended_while_publishes_fail_or_are_late(fault: Fault) ->
 def test_every_single_publish_may_fail(fault: Fault) -> None:
     _, publishes = short_history(lambda world: None)
     assert publishes > 20
-    for number in range(1, publishes + 1):
-        try:
-            short_history(lambda world, n=number: world.log.fail_publish(fault, n))
-        except BaseException as error:
-            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+    at_every_publish(publishes, fault, short_history)
 
 
 def seeds(first: int) -> list[int]:

@@ -18,6 +18,7 @@ from support.protocol_account import entries
 from support.protocol_operators import ABANDON, RESET, Operator, operated_chaos, use_event_times
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import POISON, configuration, stored_rows
+from support.protocol_strikes import arrange, at_every_publish, before_every_call, reported
 from support.protocol_world import World
 
 from pipelines.errors import FencedError, RefusedError
@@ -47,10 +48,7 @@ def play(seed: int, event_times: bool = False) -> World:
 @pytest.mark.parametrize("event_times", [False, True], ids=["by arrival", "by event time"])
 def test_random_histories_with_operators_lose_no_record(event_times: bool) -> None:
     for seed in range(HISTORIES):
-        try:
-            play(seed, event_times)
-        except BaseException as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        reported(f"seed {seed}", partial(play, seed, event_times))
 
 
 def new_world(window_us: int = 0) -> World:
@@ -64,10 +62,6 @@ def new_world(window_us: int = 0) -> World:
     for number, value in enumerate([b"good", b"bad", b"odd", POISON, b"good", b"odd", b"good", b"fine"]):
         world.topic.produce(number % 2, value, gap=number % 3)
     return world
-
-
-def arrange(call: int, kind: str, world: World) -> None:
-    world.strike = (world.calls + call, kind)
 
 
 def ended(world: World, operator: Operator) -> Operator:
@@ -137,21 +131,13 @@ def test_abandoned_rows_are_letters_unless_stored(stored: str, with_waiting: boo
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_giving_rows_up_may_end_before_every_single_call(kind: str, stored: str) -> None:
     calls, _ = abandon_history(lambda world: None, stored, with_waiting=True)
-    for call in range(1, calls + 1):
-        try:
-            abandon_history(partial(arrange, call, kind), stored, with_waiting=True)
-        except BaseException as error:
-            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+    before_every_call(calls, kind, lambda prepare: abandon_history(prepare, stored, with_waiting=True))
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_every_single_publish_of_giving_rows_up_may_fail(fault: Fault) -> None:
     _, publishes = abandon_history(lambda world: None)
-    for number in range(1, publishes + 1):
-        try:
-            abandon_history(lambda world, n=number: world.log.fail_publish(fault, n))
-        except BaseException as error:
-            raise AssertionError(f"{fault.value} at publish {number}: {error}") from error
+    at_every_publish(publishes, fault, abandon_history)
 
 
 def found_in(first: int) -> None:
@@ -233,21 +219,14 @@ def test_arrivals_go_on_behind_a_reset_and_never_back() -> None:
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None:
     _, calls, _ = reset_history(lambda world: None)
-    for call in range(1, calls + 1):
-        try:
-            reset_history(partial(arrange, call, kind))
-        except BaseException as error:
-            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+    before_every_call(calls, kind, reset_history)
 
 
 @pytest.mark.crash
 def test_the_clock_may_be_reset_behind_a_killed_runner() -> None:
     calls, *_ = reset_history(lambda world: None)
     for call in range(1, calls + 1):
-        try:
-            reset_history(lambda world: None, killed_at=call)
-        except BaseException as error:
-            raise AssertionError(f"kill before call {call} of {calls}: {error}") from error
+        reported(f"kill before call {call} of {calls}", partial(reset_history, lambda world: None, killed_at=call))
 
 
 class SeesNoPlan(Chain):
@@ -307,11 +286,7 @@ def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_an_event_time_runner_may_end_before_every_call(kind: str) -> None:
     calls, _ = timed_history(lambda world: None)
-    for call in range(1, calls + 1):
-        try:
-            timed_history(partial(arrange, call, kind))
-        except BaseException as error:
-            raise AssertionError(f"{kind} before call {call} of {calls}: {error}") from error
+    before_every_call(calls, kind, timed_history)
 
 
 def begins_its_watermarks_anew(self: ProcessLeg, plan: ProcessPlan) -> ProcessDone:

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import configuration
+from support.protocol_strikes import reported
 from support.protocol_world import MAX_CALLS, Runner, World
 
 import pipelines.ingest.leg
@@ -128,13 +129,6 @@ def test_a_leaderless_runner_may_stop_before_every_call(kind: str) -> None:
                 f"no leader from call {call}, {kind} before call {struck}",
                 lambda c=call, s=struck: history(c, c, partial(strike, s, kind), is_paused=kind == "pause"),
             )
-
-
-def reported(story: str, play: Callable[[], None]) -> None:
-    try:
-        play()
-    except BaseException as error:
-        raise AssertionError(f"{story}: {error}") from error
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------------------
