@@ -108,8 +108,8 @@ def run(
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
     from pipelines.dead_letters.reprocess import expire_dead_letters
     from pipelines.engine.session import is_cluster
-    from pipelines.runner.epochs import SparkEngine
     from pipelines.runner.runner import Runner, RunOptions
+    from pipelines.runner.spark_engine import SparkEngine
     from pipelines.runner.status import StatusServer
 
     # Who invokes the command from Python may hand in another engine as the context's object.

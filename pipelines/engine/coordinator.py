@@ -5,27 +5,19 @@ given the share. So a process that was given up loses its right to insert before
 what it still appends is fenced by its epoch.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from socket import gethostname
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from pipelines.connectors.nats.client import JetStream
-from pipelines.control.processes import ProcessIdentity, start_mark
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
+from pipelines.engine.line import Answer, Join, Joined, Process, Report
 from pipelines.engine.release import release_differences
-from pipelines.errors import FencedError, HaltError, RetryableError, TallyflowError
-from pipelines.protocol.codec import Count, F, Flag, Form, FormError, Seconds, Text, from_text, to_text
+from pipelines.errors import FencedError, HaltError, TallyflowError
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.topology import LegId
 
-REPORT_EVERY_SECONDS = 1.0
 SILENT_SECONDS = 3.0
 RIGHT_SECONDS = 8.0
 """Limit of the right to a share from a report on: an insert, which nothing fences, may begin while more than 6 s are left."""
@@ -33,98 +25,6 @@ IDLE_SECONDS = 5.0
 """A share whose process has had no task for so long moves to a process that has one: Spark ends a worker without tasks."""
 FREE_SECONDS = 5.0
 """Legs on which nobody works for so long take the task slot of a lane."""
-_FAILED = b"!"
-"""What an answer begins with that is an error."""
-
-
-@dataclass(frozen=True)
-class Process(Form):
-    """A process: the host and its namespace of process ids, the id, and the mark of its start."""
-
-    host: Text
-    pid: Count
-    mark: Text
-
-    @classmethod
-    def own(cls) -> "Process":
-        return cls(_place(), os.getpid(), start_mark(os.getpid()) or "")
-
-    def is_dead(self) -> bool:
-        """Return True if it is known to have ended; only a process of this host is."""
-        return self.host == _place() and not ProcessIdentity(self.pid, self.mark).is_running()
-
-    def __str__(self) -> str:
-        return f"{self.host.partition(' ')[0]}:{self.pid}"
-
-
-def _place() -> str:
-    namespace = ""
-    with suppress(OSError):
-        # Containers may share a host's name and number their processes on their own.
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    return f"{gethostname()} {namespace}"
-
-
-@dataclass(frozen=True)
-class Join(Form):
-    """A process asks for a share: this one, or another that nobody works on.
-
-    `release`: the versions with which it works. `gone`: holders of shares that ended on its host, where it can tell.
-    """
-
-    share: Count
-    process: Process
-    release: dict[Text, Text] = field(default_factory=dict)
-    gone: tuple[Process, ...] = ()
-
-
-@dataclass(frozen=True)
-class Joined(Form):
-    """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), and while the runner stops.
-
-    `lanes`: how many the run has. `held_by`: the processes that have the shares, if none is free.
-    """
-
-    share: Count = 0
-    epochs: dict[Text, Count] = field(default_factory=dict)
-    lane: Count = 0
-    lanes: Count = 0
-    is_stopping: Flag = False
-    held_by: tuple[Process, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report(Form):
-    """The state of a share's legs. `notes`: what the runner shall announce.
-
-    `has_task`: a task of Spark holds the share. `has_ended`: the process does no more for it.
-    """
-
-    share: Count
-    process: Process
-    legs: dict[Text, LegStatus] = field(default_factory=dict)
-    notes: tuple[Text, ...] = ()
-    has_task: Flag = True
-    has_ended: Flag = False
-
-
-@dataclass(frozen=True)
-class Answer(Form):
-    """For how many seconds from the report on nobody else is given the share; whether to stop, orderly, or at once (`is_replaced`)."""
-
-    seconds: Seconds = 0.0
-    is_stopping: Flag = False
-    is_replaced: Flag = False
-
-
-class Line(Protocol):
-    """What a share's process says to its runner. Raises RetryableError if the runner does not answer."""
-
-    def join(self, join: Join) -> Joined: ...
-
-    def report(self, report: Report) -> Answer: ...
-
-    def on_stop(self, callback: Callable[[], None]) -> None: ...
 
 
 class LegView:
@@ -328,64 +228,3 @@ class Coordinator:
         self.is_stopping = True
         for callback in self._callbacks:
             callback()
-
-
-def serve(coordinator: Coordinator, log: JetStream, subject: str) -> None:
-    """Answer the processes of a run over NATS, below `subject`, for as long as the connection is open."""
-
-    def answered(form: type[F], answer: Callable[[F], Form]) -> Callable[[bytes], bytes]:
-        def received(payload: bytes) -> bytes:
-            try:
-                return to_text(answer(from_text(form, payload))).encode()
-            except (TallyflowError, FormError) as error:
-                failure = error if isinstance(error, TallyflowError) else HaltError(f"answering at {subject}: {error}")
-                return _FAILED + to_failure(failure).encode()
-
-        return received
-
-    def notified() -> None:
-        # The answer to the next report says it too.
-        with suppress(RetryableError):
-            log.notify(f"{subject}.stop")
-
-    log.serve(f"{subject}.join", answered(Join, coordinator.join))
-    log.serve(f"{subject}.report", answered(Report, coordinator.report))
-    coordinator.on_stop(notified)
-
-
-class NatsLine:
-    """The line of a process to its runner, over NATS."""
-
-    def __init__(self, log: JetStream, subject: str) -> None:
-        self._log, self._subject = log, subject
-
-    def join(self, join: Join) -> Joined:
-        return from_text(Joined, self._ask("join", join))
-
-    def report(self, report: Report) -> Answer:
-        return from_text(Answer, self._ask("report", report))
-
-    def _ask(self, what: str, form: Form) -> bytes:
-        answer = self._log.request(f"{self._subject}.{what}", to_text(form).encode())
-        if answer.startswith(_FAILED):
-            raise from_failure(answer.removeprefix(_FAILED).decode())
-        return answer
-
-    def on_stop(self, callback: Callable[[], None]) -> None:
-        self._log.on_message(f"{self._subject}.stop", callback)
-
-
-class Held:
-    """The right of this process to a share, as the runner's answers extend it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._until = clock, 0.0
-        self.lost = threading.Event()
-
-    def extend(self, asked_at: float, seconds: float) -> None:
-        """Note an answer to a report that was sent at `asked_at`."""
-        self._until = asked_at + seconds
-
-    @property
-    def remaining_seconds(self) -> float:
-        return 0.0 if self.lost.is_set() else self._until - self._clock()

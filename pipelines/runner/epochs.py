@@ -4,16 +4,12 @@ What a task starts outlives it: threads, connections, engines and stores stay in
 task finds them there. The driver plans shares, watches and stops; no record passes here.
 """
 
-import os
 import shutil
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -22,16 +18,16 @@ from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.coordinator import Coordinator, NatsLine, serve
-from pipelines.engine.failures import from_failure, last_message, to_failure
+from pipelines.engine.coordinator import Coordinator
+from pipelines.engine.failures import from_failure, last_message
 from pipelines.engine.leg import StoppedError
-from pipelines.engine.run_spec import RunSpec, read_run
-from pipelines.engine.session import build_session, default_master, is_cluster, is_jvm_alive
-from pipelines.errors import HaltError, ProcessLostError, RetryableError, TallyflowError
-from pipelines.host import collect_rarely, remedy_by_text
-from pipelines.protocol.topology import LegId
-from pipelines.runner.retention import LOOK_EVERY_SECONDS
-from pipelines.runner.share import RESTARTS_WITHOUT_PROGRESS, Restarts, Share
+from pipelines.engine.line import serve
+from pipelines.engine.run_spec import RunSpec
+from pipelines.engine.session import is_jvm_alive
+from pipelines.errors import HaltError, ProcessLostError, TallyflowError
+from pipelines.host import remedy_by_text
+from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, Restarts
+from pipelines.runner.task import ROWS, task_of
 
 EPOCH_SECONDS = 600.0
 """The next epoch goes on in the same process, without a gap; an end lets Spark count rows, and give up executors."""
@@ -39,53 +35,6 @@ SLOT_SECONDS = 30.0
 """A start announces that no task has begun when it has waited so long."""
 STOP_SECONDS = 60.0
 """How long a stop waits for the batches in progress before it ends the query under them."""
-_ROWS = "share long, leg string, rows long, failure string"
-_SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
-
-
-class SparkEngine:
-    """What a runner runs its legs on: a session of Spark, and a query on it. With `session`: on that one, which stays when the run ends."""
-
-    watch_seconds = 0.25
-    """Interval between the runner's looks at its legs."""
-    retention_seconds = LOOK_EVERY_SECONDS
-    epoch_seconds = EPOCH_SECONDS
-
-    def __init__(self, session: SparkSession | None = None) -> None:
-        self._given = session
-
-    def open(self, name: str, directory: Path, master: str | None, properties: Path | None, tasks: int) -> SparkSession:
-        """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
-        if self._given is not None:
-            return self._given
-        session = build_session(name, directory, master or default_master(tasks), properties=properties, tasks=tasks)
-        collect_rarely()
-        return session
-
-    def shares(self, session: SparkSession, legs: Sequence[LegId], lanes: int) -> list[Sequence[LegId]]:
-        """Return the legs of each task: one, so that none waits for another's interpreter; more where the master has fewer slots.
-
-        Behind them an empty share for each lane, as far as the master of this host has slots.
-        """
-        context = session.sparkContext
-        slots = len(legs) + lanes if is_cluster(context.master) else context.defaultParallelism
-        tasks = min(len(legs), slots)
-        return [*(legs[number::tasks] for number in range(tasks)), *([()] * min(lanes, slots - tasks))]
-
-    def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> "Epochs":
-        """Return the query of a run, not yet started; `directory` is for its checkpoint."""
-        return Epochs(session, run, directory, coordinator, log, self.epoch_seconds)
-
-    def close(self, session: SparkSession) -> None:
-        """Stop a session that `open` has started, unless its JVM is gone."""
-        if self._given is None and is_jvm_alive(session):
-            session.stop()
-
-    def leave(self, code: int) -> NoReturn:
-        """End the process at once: everything is closed by now, and the threads that Spark's gateway leaves would only delay the exit."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 class Epochs:
@@ -152,9 +101,9 @@ class Epochs:
         """Run the tasks of an epoch: the `foreachBatch` function. Raise what ends the query."""
         if self._is_over.is_set():
             raise StoppedError("the runner is stopping")
-        work = _task(self._run.text(), self._subject, len(self._coordinator.shares), self._epoch_seconds)
+        work = task_of(self._run.text(), self._subject, len(self._coordinator.shares), self._epoch_seconds)
         counted = Observation()
-        done = epoch.select("value").mapInArrow(work, _ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
+        done = epoch.select("value").mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
         try:
             rows = done.collect()
         except (Py4JError, PySparkException) as error:
@@ -209,64 +158,3 @@ class Epochs:
         while self._query.isActive and self._clock() < until and not self._is_over.wait(0.1):
             pass
         self._query.stop()
-
-
-def _task(run_text: str, subject: str, shares: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the work of an epoch's tasks; each row of their input is the number of a share, counted on from epoch to epoch."""
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for value in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pylist(list(_worked(run_text, subject, value % shares, seconds)), schema=_SCHEMA)
-
-    return work
-
-
-def _worked(run_text: str, subject: str, number: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
-    try:
-        rows = KEPT.share(run_text, subject, number).hold(seconds)
-    except RetryableError:
-        raise
-    except TallyflowError as error:
-        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error)}
-        return
-    yield from ({"share": number, "leg": str(leg), "rows": count, "failure": None} for leg, count in rows.items())
-
-
-class _Kept:
-    """What this Python worker keeps from one epoch to the next: its share of one run, and its connection."""
-
-    def __init__(self) -> None:
-        self._subject = ""
-        self._log: JetStream | None = None
-        self._share: Share | None = None
-
-    def share(self, run_text: str, subject: str, number: int) -> Share:
-        """Return the share that works here already, whatever its number; else start one, `number` if no other process has it."""
-        if subject != self._subject:
-            self._end()
-            self._subject = subject
-            collect_rarely()
-        if self._share is None or self._share.is_over:
-            run = read_run(run_text)
-            if self._log is None:
-                config = run.config
-                self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
-            share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
-            share.start()
-            self._share = share
-        return self._share
-
-    def _end(self) -> None:
-        """End what is left of an earlier run: its runner was killed, and its session was not."""
-        if self._share is not None:
-            self._share.stop()
-            self._share.ended.wait()
-            self._share = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-
-KEPT = _Kept()

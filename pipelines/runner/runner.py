@@ -52,10 +52,11 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId
 from pipelines.runner.caught_up import has_reached_the_end
-from pipelines.runner.epochs import Epochs, SparkEngine
+from pipelines.runner.epochs import Epochs
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.retention import DeadLetterRetention, Retention
+from pipelines.runner.spark_engine import SparkEngine
 from pipelines.sink.ledger_copier import LedgerCopier
 from pipelines.sink.waiting import check_waiting
 

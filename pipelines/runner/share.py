@@ -8,20 +8,19 @@ from functools import partial
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
-from pipelines.engine.coordinator import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
-from pipelines.engine.failures import to_failure
 from pipelines.engine.lanes import Lane, Lanes, lane_subject
-from pipelines.engine.leg import AnyLeg, ReplanError, StoppedError
+from pipelines.engine.leg import AnyLeg
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
 from pipelines.engine.release import own_release
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
-from pipelines.host import remedy_by_text
 from pipelines.ingest.leg import IngestLeg
 from pipelines.ingest.ranges import INGEST_PART, ingest_part
 from pipelines.process.exchange import BUCKETS_PART, STAGES_PART, buckets_part, stages_part
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
+from pipelines.runner.leg_thread import LegThread
 from pipelines.sink.leg import SinkLeg
 
 LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
@@ -31,115 +30,7 @@ LANE_WORKS: Mapping[str, Callable[[Connections, str], bytes]] = {
     BUCKETS_PART: buckets_part,
 }
 """What a lane can do for the legs."""
-RESTARTS_WITHOUT_PROGRESS = 5
-FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 15.0
 _JOIN_EVERY_SECONDS = 0.05
-
-
-class Restarts:
-    """Counts the ends that led nowhere, and the growing pauses for what a host lacks; progress in between resets both."""
-
-    def __init__(self) -> None:
-        self._fruitless, self._waited = 0, 0.0
-
-    def pause_seconds(self, has_moved: bool) -> float:
-        """Return the pause after an end for which the host is the cause."""
-        self._waited = min(MOST_WAIT_SECONDS, 2 * self._waited) if self._waited and not has_moved else FIRST_WAIT_SECONDS
-        return self._waited
-
-    def fruitless(self, has_moved: bool) -> int:
-        """Return the ends in a row without progress, after an end for any other cause."""
-        self._fruitless = 1 if has_moved else self._fruitless + 1
-        return self._fruitless
-
-
-class LegThread:
-    """Runs a leg until a stop or a halt.
-
-    After any other error it begins again at the end of its chain: at once, or with growing pauses for what this host lacks (room, files,
-    memory). It halts after RESTARTS_WITHOUT_PROGRESS.
-    """
-
-    def __init__(self, leg: AnyLeg, note: Callable[[str], None]) -> None:
-        self.leg, self._note = leg, note
-        self._input = leg.open_input()
-        self._restarts, self._batches = Restarts(), 0
-        self._rows: int | None = None
-        """The rows in total that `rows_taken` has reported; None before the leg has begun."""
-        self._thread = threading.Thread(target=self._run, name=leg.name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Let the leg see that it is to stop."""
-        self._input.wake()
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the end of the leg, so long at most; return True if it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def rows_taken(self) -> int:
-        """Return the rows that the leg has taken since the last call."""
-        if self._rows is None:
-            return 0
-        before, self._rows = self._rows, self._rows_in_total()
-        return self._rows - before
-
-    def _rows_in_total(self) -> int:
-        return self.leg.status.totals.get("rows_in", 0)
-
-    def _run(self) -> None:
-        leg = self.leg
-        while not leg.stop.is_set():
-            try:
-                self._work()
-            except StoppedError:
-                break
-            except ReplanError as replan:
-                self._note(str(replan))
-            except HaltError as error:
-                self._halt(error)
-                return
-            except Exception as error:
-                if not self._may_begin_again(error):
-                    return
-        leg.status.state = "stopped"
-
-    def _work(self) -> None:
-        leg = self.leg
-        leg.patiently(leg.connections.prove)
-        start = leg.begin()
-        if self._rows is None:
-            self._rows = self._rows_in_total()
-        while not leg.stop.is_set():
-            end = self._input.next(start, leg.stop)
-            if end != start:
-                leg.advance(end)
-                leg.show_progress()
-                start = end
-
-    def _halt(self, error: HaltError) -> None:
-        status = self.leg.status
-        status.state, status.message, status.failure = "halted", str(error), to_failure(error)
-        self._note(f"{self.leg.name} halted: {error}")
-
-    def _may_begin_again(self, error: Exception) -> bool:
-        """Wait for the host if it is the cause; halt the leg, and return False, if it made no progress."""
-        leg, message = self.leg, f"{type(error).__name__}: {error}"
-        has_moved, self._batches = leg.status.batches > self._batches, leg.status.batches
-        if to_do := remedy_by_text(str(error)):
-            leg.status.state, leg.status.message = "waiting", f"{message}; {to_do}"
-            self._note(f"{leg.name}: waiting: {leg.status.message}")
-            leg.stop.wait(self._restarts.pause_seconds(has_moved))
-            return True
-        ends = self._restarts.fruitless(has_moved)
-        if ends > RESTARTS_WITHOUT_PROGRESS:
-            self._halt(HaltError(f"{leg.name}: it ended {ends} times without progress, last with: {message}"))
-            return False
-        self._note(f"{leg.name}: beginning again after: {message}")
-        return True
 
 
 class Share:

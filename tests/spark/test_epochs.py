@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 from support.plain_runner import BriskEngine
 
-from pipelines.engine.coordinator import Process
+from pipelines.engine.line import Process
 from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import Epochs
 

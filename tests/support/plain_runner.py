@@ -19,8 +19,9 @@ from pipelines.engine.coordinator import Coordinator
 from pipelines.engine.leg import AnyLeg
 from pipelines.engine.run_spec import RunSpec
 from pipelines.protocol.topology import LegId
-from pipelines.runner.epochs import Epochs, SparkEngine
+from pipelines.runner.epochs import Epochs
 from pipelines.runner.share import LEG_CLASSES, Share
+from pipelines.runner.spark_engine import SparkEngine
 
 LegClasses = Mapping[str, Callable[..., AnyLeg]]
 

@@ -13,15 +13,10 @@ from pipelines.engine.coordinator import (
     RIGHT_SECONDS,
     SILENT_SECONDS,
     Coordinator,
-    Held,
-    Join,
     LegView,
-    NatsLine,
-    Process,
-    Report,
-    serve,
 )
 from pipelines.engine.leg import LegStatus
+from pipelines.engine.line import Held, Join, NatsLine, Process, Report, serve
 from pipelines.engine.release import own_release
 from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.protocol.lease import TTL_SECONDS, Lease

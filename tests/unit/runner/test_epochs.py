@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipelines.engine.coordinator import Coordinator, LegView
-from pipelines.runner.epochs import Epochs, SparkEngine
-from pipelines.runner.share import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS
+from pipelines.runner.epochs import Epochs
+from pipelines.runner.leg_thread import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS
+from pipelines.runner.spark_engine import SparkEngine
 from pipelines.testing import SINGLE, ManualClock
 
 FULL = "org.apache.spark.SparkException: java.io.IOException: No space left on device"

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.coordinator import Answer, Joined
 from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
 from pipelines.engine.leg import LegStatus, ReplanError
+from pipelines.engine.line import Answer, Joined
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
-from pipelines.runner.share import RESTARTS_WITHOUT_PROGRESS, LegThread, Share
+from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, LegThread
+from pipelines.runner.share import Share
 from pipelines.testing import ManualClock
 
 SECONDS = 10.0
@@ -106,8 +107,8 @@ def test_progress_lets_a_leg_begin_again() -> None:
 
 
 def test_what_the_host_lacks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.runner.share.FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr("pipelines.runner.share.MOST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr("pipelines.runner.leg_thread.FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("pipelines.runner.leg_thread.MOST_WAIT_SECONDS", 0.002)
     leg = FakeLeg(*[OSError(28, "No space left on device")] * 20)
     _, notes = run(leg)
     assert (leg.status.state, leg.begun) == ("stopped", 21)

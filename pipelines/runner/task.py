@@ -1,0 +1,78 @@
+"""The work of an epoch's task, in a Python worker of Spark, which keeps what a task has started for the next one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.failures import to_failure
+from pipelines.engine.line import NatsLine
+from pipelines.engine.run_spec import read_run
+from pipelines.errors import RetryableError, TallyflowError
+from pipelines.host import collect_rarely
+from pipelines.runner.share import Share
+
+ROWS = "share long, leg string, rows long, failure string"
+SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
+
+
+def task_of(run_text: str, subject: str, shares: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the work of an epoch's tasks; each row of their input is the number of a share, counted on from epoch to epoch."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for value in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pylist(list(_worked(run_text, subject, value % shares, seconds)), schema=SCHEMA)
+
+    return work
+
+
+def _worked(run_text: str, subject: str, number: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
+    try:
+        rows = KEPT.share(run_text, subject, number).hold(seconds)
+    except RetryableError:
+        raise
+    except TallyflowError as error:
+        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error)}
+        return
+    yield from ({"share": number, "leg": str(leg), "rows": count, "failure": None} for leg, count in rows.items())
+
+
+class _Kept:
+    """What this Python worker keeps from one epoch to the next: its share of one run, and its connection."""
+
+    def __init__(self) -> None:
+        self._subject = ""
+        self._log: JetStream | None = None
+        self._share: Share | None = None
+
+    def share(self, run_text: str, subject: str, number: int) -> Share:
+        """Return the share that works here already, whatever its number; else start one, `number` if no other process has it."""
+        if subject != self._subject:
+            self._end()
+            self._subject = subject
+            collect_rarely()
+        if self._share is None or self._share.is_over:
+            run = read_run(run_text)
+            if self._log is None:
+                config = run.config
+                self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
+            share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
+            share.start()
+            self._share = share
+        return self._share
+
+    def _end(self) -> None:
+        """End what is left of an earlier run: its runner was killed, and its session was not."""
+        if self._share is not None:
+            self._share.stop()
+            self._share.ended.wait()
+            self._share = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+KEPT = _Kept()
