@@ -226,8 +226,8 @@ class PipelineConfig(Model):
     )
     lanes: Annotated[int, Field(ge=1, le=16), BeforeValidator(no_flag)] = ours(
         1,
-        "Tasks that share the work of ingest and process while much waits: the legs' own, and each further one in a slot of Spark of its "
-        "own. At most as many as `buckets`. It changes no result, and may be changed at every start.",
+        "The most tasks that share the work of ingest and process: the legs' own, and while these cannot keep up further ones, each in a "
+        "slot of Spark of its own. At most as many as `buckets`. It changes no result, and may be changed at every start.",
     )
     state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
         "",

@@ -65,7 +65,7 @@ class _Member:
 class Coordinator:
     """The runner's side. Thread-safe.
 
-    `shares`: the legs of each; the shares without a leg are lanes, and come last.
+    `shares`: the legs of each; the shares without a leg are lanes, and come last. At first no lane is kept.
     """
 
     def __init__(
@@ -81,7 +81,10 @@ class Coordinator:
         self._granted: set[int] = set()
         self._free_since: dict[int, float] = {}
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], None]] = []
+        self._stop_callbacks: list[Callable[[], None]] = []
+        self._border_callbacks: list[Callable[[], None]] = []
+        self._kept_lanes = 0
+        self._begun_epoch, self._epoch_tasks, self._ended_epoch = 0, 0, 0
         self.changed = threading.Event()
         """Set with each report, and with each halt or wait that the runner notes itself."""
         self.is_stopping = False
@@ -101,18 +104,19 @@ class Coordinator:
         with self._lock:
             if self.is_stopping:
                 return Joined(is_stopping=True)
-            wanted = sorted(range(len(self.shares)), key=lambda number: (not self.shares[number], number != join.share))
+            wanted = sorted(range(self.tasks), key=lambda number: (not self.shares[number], number != join.share))
             free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
             if not free:
                 for member in self._members.values():
                     member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
-                return Joined(held_by=tuple(member.process for member in self._members.values()))
+                processes = tuple(member.process for member in self._members.values())
+                return Joined(held_by=processes, ended_epoch=self._ended_epoch)
             epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
             self._granted.add(free[0])
             now = self._clock()
             self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
-            lanes = [number for number, legs in enumerate(self.shares) if not legs]
-            return Joined(free[0], epochs, 0 if epochs else 1 + lanes.index(free[0]), len(lanes))
+            lane = 0 if epochs else self._lane(free[0])
+            return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch)
 
     def _lease_seconds(self, number: int) -> float:
         return max(0.0, min([RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])]))
@@ -147,10 +151,12 @@ class Coordinator:
             if report.has_task:
                 member.task_at = member.heard_at
             member.until = member.heard_at + seconds
+            is_stopping = self.is_stopping or member.is_leaving or report.share >= self.tasks
+            lanes = tuple(map(self._lane, self._working_lanes))
         for note in report.notes:
             self._announce(note)
         self.changed.set()
-        return Answer(seconds, self.is_stopping or member.is_leaving)
+        return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch)
 
     def look(self) -> None:
         """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS.
@@ -176,14 +182,69 @@ class Coordinator:
                 lane.is_leaving = True
 
     @property
+    def most_lanes(self) -> int:
+        """The number of lanes that there may be."""
+        return sum(not legs for legs in self.shares)
+
+    @property
+    def kept_lanes(self) -> int:
+        """The number of lanes that the run keeps now."""
+        return self._kept_lanes
+
+    @property
     def lanes(self) -> int:
         """The number of lanes with a process."""
         with self._lock:
-            return sum(not self.shares[share] and not self._is_free(share, set()) for share in self._members)
+            return len(self._working_lanes)
+
+    @property
+    def _working_lanes(self) -> list[int]:
+        members = ((share, member) for share, member in sorted(self._members.items()) if share < self.tasks)
+        return [share for share, member in members if not self.shares[share] and not member.is_leaving and not self._is_free(share, set())]
+
+    def _lane(self, share: int) -> int:
+        """Return the number of a lane; the shares before it have legs."""
+        return 1 + share - len(self.shares) + self.most_lanes
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks of the next epoch: one for each share with legs, and for each lane that the run keeps."""
+        return len(self.shares) - self.most_lanes + self._kept_lanes
+
+    def keep_lanes(self, count: int) -> None:
+        """Keep so many lanes: further ones join at the next border; of those that are too many each leaves after its part."""
+        with self._lock:
+            self._kept_lanes = count
+            self._epoch_tasks = min(self._epoch_tasks, self.tasks)
+
+    def begin_epoch(self) -> tuple[int, int]:
+        """Begin an epoch of the query; return its number, which no other one of this runner has, and its tasks."""
+        with self._lock:
+            self._begun_epoch, self._epoch_tasks = self._begun_epoch + 1, self.tasks
+            return self._begun_epoch, self._epoch_tasks
+
+    @property
+    def is_border_due(self) -> bool:
+        """Whether the epoch has fewer tasks than the run keeps, and every process reports: one that does not would keep its task."""
+        with self._lock:
+            is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in self._members.values())
+            return self._epoch_tasks < self.tasks and is_heard
+
+    def end_epoch(self) -> None:
+        """Let every task of the epoch end; what works in their processes goes on."""
+        if self._ended_epoch == self._begun_epoch:
+            return
+        self._ended_epoch = self._begun_epoch
+        for callback in self._border_callbacks:
+            callback()
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the runner stops."""
-        self._callbacks.append(callback)
+        self._stop_callbacks.append(callback)
+
+    def on_border(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when an epoch is over."""
+        self._border_callbacks.append(callback)
 
     @property
     def has_begun(self) -> bool:
@@ -192,8 +253,8 @@ class Coordinator:
 
     @property
     def has_joined(self) -> bool:
-        """Whether a process has joined for every share."""
-        return len(self._granted) == len(self.shares)
+        """Whether a process has joined for every share that the run keeps."""
+        return self._granted.issuperset(range(self.tasks))
 
     @property
     def has_halted(self) -> bool:
@@ -204,6 +265,11 @@ class Coordinator:
     def reached(self) -> list[Mapping[str, int]]:
         """The end of each leg's last `done`, by the last reports."""
         return [leg.status.reached for leg in self._legs.values()]
+
+    @property
+    def seconds_large(self) -> dict[str, float]:
+        """The seconds that each leg has spent on batches large enough for lanes, by the last reports."""
+        return {str(name): leg.status.seconds_large for name, leg in self._legs.items()}
 
     def announce(self, message: str) -> None:
         """Tell the user."""
@@ -226,5 +292,5 @@ class Coordinator:
     def stop(self) -> None:
         """Ask every process to finish its batch and end."""
         self.is_stopping = True
-        for callback in self._callbacks:
+        for callback in self._stop_callbacks:
             callback()

@@ -160,8 +160,9 @@ def _piece(content: bytes, ask: Ask) -> bytes:
 class Lanes:
     """The lanes of a run at `subject`, as one of its processes asks them. `divide` is for one thread.
 
-    `count`: how many there are. `own`: the number of this process, 0 for a leg's. `shelf`: what it holds itself. `helped`: the parts
-    of the leg's plan that lanes have done; the leg begins anew.
+    `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's. `shelf`: what it holds itself.
+    `helped`: the parts of the leg's plan that lanes have done, `is_large`: whether the plan is large enough to be cut; the leg begins
+    both anew.
     """
 
     def __init__(
@@ -172,18 +173,26 @@ class Lanes:
         clock: Callable[[], float] = time.monotonic,
         own: int = 0,
     ) -> None:
-        self._wire, self._subject, self._count, self._clock = wire, subject, count, clock
+        self._wire, self._subject, self._clock = wire, subject, clock
+        self._numbers: Sequence[int] = range(1, count + 1)
         self._ask_again_at: dict[int, float] = {}
-        self.own, self.shelf, self.helped = own, Shelf(), 0
+        self.own, self.shelf, self.helped, self.is_large = own, Shelf(), 0, False
+
+    def use(self, numbers: Sequence[int]) -> None:
+        """Ask these lanes, and no others, from now on: lanes come and go. For any thread."""
+        self._numbers = numbers
 
     def parts_for(self, records: int) -> int:
         """Return into how many parts a plan of so many records is cut: one for this process, one for each lane that may answer."""
-        return 1 + len(self._answering) if records >= LEAST_RECORDS else 1
+        if records < LEAST_RECORDS:
+            return 1
+        self.is_large = True
+        return 1 + len(self._answering)
 
     @property
     def _answering(self) -> list[int]:
         now = self._clock()
-        return [lane for lane in range(1, self._count + 1) if self._ask_again_at.get(lane, now) <= now]
+        return [lane for lane in self._numbers if self._ask_again_at.get(lane, now) <= now]
 
     def divide(self, work: str, parts: Sequence[P], here: Callable[[P], R], read: Callable[[bytes], R]) -> list[R]:
         """Return the results of `parts`, in their order: the first is done by `here`, each other one by a lane, or else by `here`, too.

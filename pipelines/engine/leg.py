@@ -42,6 +42,7 @@ class LegStatus(Form):
 
     `state`: starting, running, waiting, halted or stopped. `warning`: a fault that does not stop the leg. `failure`: the error that halted
     it (`failures.to_failure`). `reached`: the end of its last `done`. `lane_parts`: the parts of its batches that lanes have done.
+    `seconds_large`: the part of `seconds_busy` that went into batches large enough for lanes, without those that waited for a system.
     """
 
     state: Text = "starting"
@@ -54,6 +55,7 @@ class LegStatus(Form):
     last_batch: dict[Text, Any] = field(default_factory=dict)
     totals: Totals = field(default_factory=dict)
     seconds_busy: Seconds = 0.0
+    seconds_large: Seconds = 0.0
     reached: dict[Text, Count] = field(default_factory=dict)
 
 
@@ -147,16 +149,18 @@ class Leg(ABC, Generic[P, D]):
         """Show how far the leg is at the system that it reads, for the ordinary tools of that system."""
 
     def _finish(self, plan: Entry[P]) -> None:
-        begun = time.monotonic()
-        self.connections.lanes.helped = 0
+        begun, status, lanes = time.monotonic(), self.status, self.connections.lanes
+        retries = status.retries
+        lanes.helped, lanes.is_large = 0, False
         executed = self.patiently(lambda: self.execute(plan))
         closing = self.patiently(lambda: self._closing(executed))
         seconds = time.monotonic() - begun
         done = self.patiently(lambda: self.chain.done(replace(closing, seconds=round(seconds, 4)))).body
-        status = self.status
         status.batches += 1
-        status.lane_parts += self.connections.lanes.helped
+        status.lane_parts += lanes.helped
         status.seconds_busy += seconds
+        if lanes.is_large and status.retries == retries:
+            status.seconds_large += seconds
         status.totals, status.reached = dict(done.totals), self._reached(done)
         status.last_batch = {
             "from": done.start,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Protocol
@@ -70,7 +71,7 @@ class Join(Form):
 class Joined(Form):
     """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), and while the runner stops.
 
-    `lanes`: how many the run has. `held_by`: the processes that have the shares, if none is free.
+    `lanes`: how many the run may have. `held_by`: the processes that have the shares, if none is free. `ended_epoch`: as in `Answer`.
     """
 
     share: Count = 0
@@ -79,6 +80,7 @@ class Joined(Form):
     lanes: Count = 0
     is_stopping: Flag = False
     held_by: tuple[Process, ...] = ()
+    ended_epoch: Count = 0
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,17 @@ class Report(Form):
 
 @dataclass(frozen=True)
 class Answer(Form):
-    """For how many seconds from the report on nobody else is given the share; whether to stop, orderly, or at once (`is_replaced`)."""
+    """For how many seconds from the report on nobody else is given the share; whether to stop, orderly, or at once (`is_replaced`).
+
+    `lanes`: the numbers of the lanes that work. `ended_epoch`: the last epoch of the query that is over; a task of it ends, its share goes
+    on.
+    """
 
     seconds: Seconds = 0.0
     is_stopping: Flag = False
     is_replaced: Flag = False
+    lanes: tuple[Count, ...] = ()
+    ended_epoch: Count = 0
 
 
 class Line(Protocol):
@@ -113,6 +121,8 @@ class Line(Protocol):
     def report(self, report: Report) -> Answer: ...
 
     def on_stop(self, callback: Callable[[], None]) -> None: ...
+
+    def on_border(self, callback: Callable[[], None]) -> None: ...
 
 
 def serve(coordinator: Line, log: JetStream, subject: str) -> None:
@@ -128,14 +138,15 @@ def serve(coordinator: Line, log: JetStream, subject: str) -> None:
 
         return received
 
-    def notified() -> None:
+    def notify(what: str) -> None:
         # The answer to the next report says it too.
         with suppress(RetryableError):
-            log.notify(f"{subject}.stop")
+            log.notify(f"{subject}.{what}")
 
     log.serve(f"{subject}.join", answered(Join, coordinator.join))
     log.serve(f"{subject}.report", answered(Report, coordinator.report))
-    coordinator.on_stop(notified)
+    coordinator.on_stop(partial(notify, "stop"))
+    coordinator.on_border(partial(notify, "border"))
 
 
 class NatsLine:
@@ -158,6 +169,9 @@ class NatsLine:
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         self._log.on_message(f"{self._subject}.stop", callback)
+
+    def on_border(self, callback: Callable[[], None]) -> None:
+        self._log.on_message(f"{self._subject}.border", callback)
 
 
 class Held:

@@ -27,6 +27,7 @@ from pipelines.engine.session import is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, TallyflowError
 from pipelines.host import remedy_by_text
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, Restarts
+from pipelines.runner.scaling import LIMITS, Limits, Mark, Scaling
 from pipelines.runner.task import ROWS, task_of
 
 EPOCH_SECONDS = 600.0
@@ -48,6 +49,7 @@ class Epochs:
         coordinator: Coordinator,
         log: JetStream,
         epoch_seconds: float = EPOCH_SECONDS,
+        limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session, self._run, self._directory = session, run, directory
@@ -58,6 +60,8 @@ class Epochs:
         self._starts = 0
         self._is_over = threading.Event()
         """Set when an epoch has ended that knew of the stop: every leg has ended, and Spark has counted its rows."""
+        self.scaling, self.limits = Scaling(), limits
+        self._began = clock()
         self._restarts = Restarts()
         self._reached: list[Mapping[str, int]] = []
         self._due: float | None = None
@@ -97,13 +101,17 @@ class Epochs:
             .start()
         )
 
-    def _on_epoch(self, epoch: DataFrame, number: int) -> None:
-        """Run the tasks of an epoch: the `foreachBatch` function. Raise what ends the query."""
+    def _on_epoch(self, epoch: DataFrame, _: int) -> None:
+        """Run the tasks of an epoch: the `foreachBatch` function. Raise what ends the query.
+
+        The DataFrame has a partition for each share that there may be; as many tasks take them as the run keeps shares now.
+        """
         if self._is_over.is_set():
             raise StoppedError("the runner is stopping")
-        work = task_of(self._run.text(), self._subject, len(self._coordinator.shares), self._epoch_seconds)
+        (ours, tasks), self._began = self._coordinator.begin_epoch(), self._clock()
+        work = task_of(self._run.text(), self._subject, ours, self._epoch_seconds)
         counted = Observation()
-        done = epoch.select("value").mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
+        done = epoch.select("value").coalesce(tasks).mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
         try:
             rows = done.collect()
         except (Py4JError, PySparkException) as error:
@@ -119,10 +127,22 @@ class Epochs:
     def look(self) -> None:
         """Start a query again that has ended by itself, such as one whose worker was killed too often; halt what makes no progress."""
         self._coordinator.look()
+        self._scale()
         if self._query is not None and not self._query.isActive and self._due is None and not self._coordinator.has_halted:
             self._ended(self._query)
         if self._due is not None and self._due <= self._clock():
             self._start()
+
+    def _scale(self) -> None:
+        """Keep as many lanes as the load takes; end an epoch when its time is over, or at once if lanes are to join."""
+        coordinator, before = self._coordinator, self.scaling.lanes
+        now = Mark(self._clock(), coordinator.seconds_large)
+        self.scaling = self.scaling.next(now, coordinator.lanes, coordinator.most_lanes, self.limits)
+        coordinator.keep_lanes(self.scaling.lanes)
+        if self.scaling.lanes != before:
+            coordinator.announce(f"lanes: {1 + self.scaling.lanes} instead of {1 + before}, by the load")
+        if coordinator.is_border_due or self._clock() - self._began >= self._epoch_seconds:
+            coordinator.end_epoch()
 
     def _ended(self, query: StreamingQuery) -> None:
         error = query.exception()

@@ -61,39 +61,46 @@ class Share:
         self._legs: list[LegThread] = []
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
         self._has_task = True
+        self._lanes: list[Lanes] = []
+        self._ended_epoch = 0
+        self._turn = threading.Condition()
+        """Notified when an epoch of the query is over, and when the share has ended."""
         self.ended = threading.Event()
         self.is_over = False
         """Whether the share has ended and `hold` has said so."""
 
-    def start(self) -> None:
-        """Join the run and start the legs, or the lane; wait until a share is free. Return without either if the runner stops.
+    def start(self, epoch: int = 1) -> None:
+        """Join the run and start the legs, or the lane; wait until a share is free.
 
+        Return without either if the runner stops, or the epoch is over before.
         Raise RetryableError if the runner does not answer, HaltError if this process must not work for it.
         """
         self._line.on_stop(self.stop)
-        joined = self._joined()
+        self._line.on_border(self._news.set)
+        joined = self._joined(epoch)
         if joined.epochs or joined.lane:
             self._number = joined.share
             for name, epoch in joined.epochs.items():
                 self._legs.append(self._made(LegId.parse(name), epoch, joined.lanes))
             if joined.lane:
-                self._serve_lane(joined.lane, joined.lanes)
+                self._serve_lane(joined.lane)
             self._report()
         for thread in self._legs:
             thread.start()
         self._reporter.start()
 
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
-        lanes = Lanes(self._log, self._subject, count)
+        lanes = Lanes(self._log, self._subject)
+        self._lanes.append(lanes)
         connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
         return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say)
 
-    def _serve_lane(self, number: int, count: int) -> None:
+    def _serve_lane(self, number: int) -> None:
         """Do the parts for which this lane is asked, until the end."""
-        lanes = Lanes(self._log, self._subject, count, own=number)
+        lanes = Lanes(self._log, self._subject, own=number)
         connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
         connections.prove()
         works = {name: partial(work, connections) for name, work in LANE_WORKS.items()}
@@ -103,15 +110,15 @@ class Share:
     def _serve(self, number: int, lane: Lane) -> None:
         self._at_the_end += [self._log.serve(lane_subject(self._subject, number), lane.answer), lane.close]
 
-    def _joined(self) -> Joined:
-        """Return the share that is given, neither legs nor a lane after a stop."""
+    def _joined(self, epoch: int) -> Joined:
+        """Return the share that is given, neither legs nor a lane after a stop, or when the epoch is over."""
         gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
             joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone))
             gone = tuple(process for process in joined.held_by if process.is_dead())
             if joined.epochs or joined.lane:
                 return joined
-            if joined.is_stopping:
+            if joined.is_stopping or joined.ended_epoch >= epoch:
                 self._stop.set()
             self._stop.wait(_JOIN_EVERY_SECONDS)
         return Joined()
@@ -123,11 +130,12 @@ class Share:
             thread.wake()
         self._news.set()
 
-    def hold(self, seconds: float) -> dict[LegId, int]:
-        """Wait until the share has ended, or so many seconds are over; return the rows that each leg took since the last call."""
+    def hold(self, epoch: int, seconds: float) -> dict[LegId, int]:
+        """Wait until the share has ended, the epoch is over, or so many seconds have passed; return each leg's rows since the last call."""
         self._has_task = True
-        self.is_over = self.ended.wait(seconds)
-        self._has_task = False
+        with self._turn:
+            self._turn.wait_for(lambda: self.ended.is_set() or self._ended_epoch >= epoch, seconds)
+        self.is_over, self._has_task = self.ended.is_set(), False
         return {thread.leg.name: thread.rows_taken() for thread in self._legs}
 
     def _say(self, note: str) -> None:
@@ -149,7 +157,9 @@ class Share:
         for end in self._at_the_end:
             with suppress(RetryableError):
                 end()
-        self.ended.set()
+        with self._turn:
+            self.ended.set()
+            self._turn.notify_all()
 
     def _report(self, has_ended: bool = False) -> None:
         """Report once; without an answer the right to the share runs out, and the next report may extend it."""
@@ -164,6 +174,11 @@ class Share:
             answer = Answer(is_replaced=True)
         del self._notes[: len(notes)]
         self._held.extend(asked_at, answer.seconds)
+        for lanes in self._lanes:
+            lanes.use(answer.lanes)
+        with self._turn:
+            self._ended_epoch = max(self._ended_epoch, answer.ended_epoch)
+            self._turn.notify_all()
         if answer.is_replaced:
             self._held.lost.set()
         if answer.is_replaced or answer.is_stopping:

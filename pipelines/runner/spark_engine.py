@@ -16,6 +16,7 @@ from pipelines.host import collect_rarely
 from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import EPOCH_SECONDS, Epochs
 from pipelines.runner.retention import LOOK_EVERY_SECONDS
+from pipelines.runner.scaling import LIMITS
 
 
 class SparkEngine:
@@ -25,6 +26,8 @@ class SparkEngine:
     """Interval between the runner's looks at its legs."""
     retention_seconds = LOOK_EVERY_SECONDS
     epoch_seconds = EPOCH_SECONDS
+    limits = LIMITS
+    """When lanes are added and taken away."""
 
     def __init__(self, session: SparkSession | None = None) -> None:
         self._given = session
@@ -49,7 +52,7 @@ class SparkEngine:
 
     def epochs(self, session: SparkSession, run: RunSpec, directory: Path, coordinator: Coordinator, log: JetStream) -> Epochs:
         """Return the query of a run, not yet started; `directory` is for its checkpoint."""
-        return Epochs(session, run, directory, coordinator, log, self.epoch_seconds)
+        return Epochs(session, run, directory, coordinator, log, self.epoch_seconds, self.limits)
 
     def close(self, session: SparkSession) -> None:
         """Stop a session that `open` has started, unless its JVM is gone."""

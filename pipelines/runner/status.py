@@ -60,11 +60,18 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "at": round(time.time(), 3),
         "uptime_seconds": round(time.time() - runner.started_at, 3),
         "legs": legs,
-        "lanes": {"wanted": runner.config.lanes, "working": 1 + (runner.coordinator.lanes if runner.coordinator else 0)},
+        "lanes": _lanes(runner),
         "lag": lag,
         **({"ledger_table": asdict(runner.copier.status)} if runner.copier else {}),
         **_streams(runner),
     }
+
+
+def _lanes(runner: "Runner") -> dict[str, int]:
+    """Return how many lanes there may be, the run keeps, and work; the legs' own processes count as one."""
+    coordinator = runner.coordinator
+    kept, working = (coordinator.kept_lanes, coordinator.lanes) if coordinator else (0, 0)
+    return {"most": runner.config.lanes, "wanted": 1 + kept, "working": 1 + working}
 
 
 def _streams(runner: "Runner") -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.failures import to_failure
@@ -17,21 +18,25 @@ ROWS = "share long, leg string, rows long, failure string"
 SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
 
 
-def task_of(run_text: str, subject: str, shares: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the work of an epoch's tasks; each row of their input is the number of a share, counted on from epoch to epoch."""
+def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the work of the tasks of an epoch, which is over after so many seconds at most. The number of a task is that of its share."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for value in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pylist(list(_worked(run_text, subject, value % shares, seconds)), schema=SCHEMA)
+        context = TaskContext.get()
+        assert context is not None
+        for _ in batches:
+            # Rows only bring tasks about.
+            pass
+        rows = list(_worked(run_text, subject, context.partitionId(), epoch, seconds))
+        yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
     return work
 
 
-def _worked(run_text: str, subject: str, number: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _worked(run_text: str, subject: str, number: int, epoch: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
     try:
-        rows = KEPT.share(run_text, subject, number).hold(seconds)
+        rows = KEPT.share(run_text, subject, number, epoch).hold(epoch, seconds)
     except RetryableError:
         raise
     except TallyflowError as error:
@@ -48,7 +53,7 @@ class _Kept:
         self._log: JetStream | None = None
         self._share: Share | None = None
 
-    def share(self, run_text: str, subject: str, number: int) -> Share:
+    def share(self, run_text: str, subject: str, number: int, epoch: int) -> Share:
         """Return the share that works here already, whatever its number; else start one, `number` if no other process has it."""
         if subject != self._subject:
             self._end()
@@ -60,7 +65,7 @@ class _Kept:
                 config = run.config
                 self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
-            share.start()
+            share.start(epoch)
             self._share = share
         return self._share
 

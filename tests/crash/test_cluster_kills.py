@@ -1,6 +1,5 @@
 """A pipeline on a Spark cluster while its processes are killed: executors, Python workers, Spark's own workers, the driver."""
 
-import json
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from support.cluster_case import CAN_ISOLATE, Cluster, sharing_state
-from support.dedup_case import check_first_of_keys, event, keyed_by, with_lanes
+from support.dedup_case import check_first_of_keys, event, keyed_by
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, meanwhile, wait_until
 
 pytestmark = [
@@ -107,31 +106,6 @@ def test_whatever_is_killed_on_a_cluster_each_key_goes_on_once(made: PipelineCas
     assert ended.returncode == 0, ended.stderr
     counts = check_first_of_keys(made)
     assert counts.total() == sent[0]
-
-
-BACKLOG = 200_000
-
-
-def test_lanes_are_lost_with_their_executor_and_nothing_else_is(case: PipelineCase, cluster: Cluster) -> None:
-    case.write_file(sharing_state(case, with_lanes(3)))
-    case.create_topic()
-    sent, keys = 0, set[int]()
-    for _ in range(1 + KILLS // 8):
-        process = case.start(*cluster.options())
-        wait_until(lambda: ((case.ask() or {}).get("lanes") or {}).get("working") == 3, "three lanes")
-        backlog = _records(sent, BACKLOG)
-        sent += BACKLOG
-        keys.update(json.loads(record)["id"] for record in backlog if record and record != b"{")
-        before = case.count()
-        case.send_at_once(backlog)
-        wait_until(lambda: case.count() > before, "rows")  # noqa: B023
-        kill(random.choice(cluster.executors()))
-        wait_until(lambda: case.count() == len(keys), "all rows")
-        process.send_signal(signal.SIGTERM)
-        words = process.communicate(timeout=PATIENCE_SECONDS)[1]
-        assert (process.returncode, "halted" in words) == (0, False), words
-    counts = check_first_of_keys(case)
-    assert counts.total() == sent
 
 
 def test_a_driver_without_the_clusters_secret_is_told_so(made: PipelineCase, cluster: Cluster) -> None:

@@ -1,25 +1,26 @@
 """Epochs: the tasks of one streaming query take every record, and the next epoch's task finds what the one before has started."""
 
+import json
+import time
+from itertools import pairwise
+from statistics import median
+
 import pytest
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
-from support.plain_runner import BriskEngine
+from support.plain_runner import WatchedEngine
 
 from pipelines.engine.line import Process
 from pipelines.protocol.topology import LegId
-from pipelines.runner.epochs import Epochs
+from pipelines.runner.scaling import Scaling
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("no_idle_workers")]
 
 
-class ShortEpochs(BriskEngine):
+class ShortEpochs(WatchedEngine):
     """An epoch ends after half a second; the test sees what Spark counted."""
 
     epoch_seconds = 0.5
-
-    def epochs(self, *arguments: object) -> Epochs:
-        self.made = super().epochs(*arguments)
-        return self.made
 
 
 def test_every_record_is_counted_by_sparks_tasks(case: PipelineCase, session: SparkSession) -> None:
@@ -56,3 +57,55 @@ def test_legs_stay_in_their_worker_over_many_epochs(case: PipelineCase, session:
     assert len(epochs) > 2
     assert {leg.lease.holder.epoch for leg in runner.legs.values()} == {1}, "no leg was taken over"
     case.check()
+
+
+BORDERS = 4
+
+
+def _done_at(case: PipelineCase, leg: LegId) -> list[float]:
+    """When each plan of a leg was done, by the ledger."""
+    log, stream, subject = case.log(), case.names.stream("ledger"), case.names.chain(leg)
+    state = log.state(stream)
+    assert state is not None
+    entries = [(json.loads(message.payload), message.time.timestamp()) for message in log.fetch(stream, subject, 0, state.last_sequence)]
+    log.close()
+    return [at for entry, at in entries if entry["kind"] == "done"]
+
+
+def _longest_gap(done_at: list[float], since: float, until: float) -> float:
+    """The longest time between two plans of which one was done within a span."""
+    return max(after - before for before, after in pairwise(done_at) if before < until and after > since)
+
+
+def test_legs_work_on_across_a_border_that_adds_lanes(case: PipelineCase, session: SparkSession) -> None:
+    case.write_file(lambda document: document.update(lanes=3, buckets=3))
+    case.create_topic()
+    runner = case.warm_runner(until_caught_up=False)
+    engine = runner._engine = WatchedEngine(session)
+    thread = case.in_background(runner)
+    coordinator = runner.coordinator
+    assert coordinator is not None
+    spans: list[tuple[float, float]] = []
+    quiet: list[tuple[float, float]] = []
+    with case.load(100):
+        for _ in range(BORDERS):
+            case.wait_count(case.count() + 1500)
+            begun = time.time()
+            case.wait_count(case.count() + 1500)
+            quiet.append((begun, time.time()))
+            engine.made.scaling = Scaling(2)
+            begun = time.time()
+            wait_until(lambda: coordinator.lanes == 2, "two lanes")
+            spans.append((begun, time.time()))
+            engine.made.scaling = Scaling()
+            wait_until(lambda: coordinator.lanes == 0, "no lane")
+    wait_until(lambda: case.count() == case.good, "all rows")
+    assert {leg.lease.holder.epoch for leg in runner.legs.values()} == {1}, "no leg was taken over"
+    runner.request_stop()
+    thread.join(PATIENCE_SECONDS)
+    case.check()
+    for leg in ("ingest", "process"):
+        done_at = _done_at(case, LegId(leg))
+        at_borders, elsewhere = ([_longest_gap(done_at, *span) for span in some] for some in (spans, quiet))
+        print(f"{leg}: longest gap at borders {at_borders}, elsewhere {elsewhere}")
+        assert median(at_borders) <= max(0.5, 2 * median(elsewhere))

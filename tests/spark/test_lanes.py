@@ -1,10 +1,13 @@
-"""Lanes in Spark's tasks: what they do of a large backlog, and a lane that ends in the middle of it."""
+"""Lanes in Spark's tasks: what they do of a large backlog, a lane that ends in the middle of it, and how they come and go."""
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.dedup_case import check_first_of_keys, copies, with_lanes
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, wait_until, workers_of
+from support.plain_runner import WatchedEngine
+
+from pipelines.runner.scaling import Limits, Scaling
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("no_idle_workers")]
 RECORDS = 300_000
@@ -14,18 +17,20 @@ GOOD = len({number * 7919 % KEYS for number in range(RECORDS) if number % 100 !=
 
 
 class Run:
-    """A runner whose lanes wait for work."""
+    """A runner that keeps two lanes, which wait for work; with `limits` as many as the load takes."""
 
-    def __init__(self, case: PipelineCase, session: SparkSession) -> None:
+    def __init__(self, case: PipelineCase, session: SparkSession, limits: Limits | None = None) -> None:
         case.write_file(with_lanes(3))
         case.create_topic()
         case.session, self._case = session, case
         self.runner = case.warm_runner(until_caught_up=False)
+        self.engine = self.runner._engine = WatchedEngine(session)
+        self.engine.scaling, self.engine.limits = Scaling(0 if limits else 2), limits or Limits()
         self._thread = case.in_background(self.runner)
-        wait_until(lambda: self._lanes == 2, "two lanes")
+        wait_until(lambda: self.lanes == self.engine.scaling.lanes, "two lanes, or none")
 
     @property
-    def _lanes(self) -> int:
+    def lanes(self) -> int:
         return self.runner.coordinator.lanes if self.runner.coordinator else 0
 
     def lane_processes(self, session: SparkSession) -> list[psutil.Process]:
@@ -36,11 +41,14 @@ class Run:
     def wait(self) -> None:
         wait_until(lambda: self._case.count() == GOOD, "all rows")
 
+    def join(self) -> None:
+        self.runner.request_stop()
+        self._thread.join(PATIENCE_SECONDS)
+
     def end(self) -> dict[str, int]:
         """Stop when all rows are there; return the parts that lanes have done for each leg."""
         self.wait()
-        self.runner.request_stop()
-        self._thread.join(PATIENCE_SECONDS)
+        self.join()
         counts = check_first_of_keys(self._case)
         assert counts.total() == RECORDS
         return {str(leg): view.status.lane_parts for leg, view in self.runner.legs.items()}
@@ -66,3 +74,19 @@ def test_parts_of_a_killed_lane_are_done_by_the_leg(case: PipelineCase, session:
     run.wait()
     lanes[0].resume()
     run.end()
+
+
+def test_lanes_come_with_a_backlog_and_go_after_it(case: PipelineCase, session: SparkSession) -> None:
+    run = Run(case, session, Limits(busy_seconds=0.3, quiet_seconds=2.0))
+    assert len(workers_of(session)) == 3, "a process for each leg, and no other"
+    case.send_at_once(copies(RECORDS, keys=KEYS))
+    wait_until(lambda: run.lanes > 0, "a lane")
+    assert run.lane_processes(session)
+    run.wait()
+    wait_until(lambda: run.lanes == 0, "no lane")
+    case.send_at_once(copies(100, first=RECORDS, keys=KEYS))
+    assert {leg.lease.holder.epoch for leg in run.runner.legs.values()} == {1}, "no leg was taken over"
+    run.join()
+    case.warm_run()
+    assert check_first_of_keys(case).total() == RECORDS + 100
+    assert [note for note in case.reported if note.startswith("lanes: ")][-1] == "lanes: 1 instead of 2, by the load"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,8 +38,13 @@ class Cluster:
         pids = [pid for pid in (self.stack.server(name).pid for name in self.workers) if pid is not None]
         return [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
 
-    def options(self) -> list[str]:
-        return ["--master", self.addresses.spark_master, "--spark-conf", self.addresses.spark_configuration]
+    def options(self, case: PipelineCase | None = None, **properties: str) -> list[str]:
+        """The options of a run here; for a `case` also with further settings of Spark."""
+        file = Path(self.addresses.spark_configuration)
+        if case is not None:
+            text, file = file.read_text(), case.directory / "spark.conf"
+            file.write_text(text + "".join(f"{name} {value}\n" for name, value in properties.items()))
+        return ["--master", self.addresses.spark_master, "--spark-conf", str(file)]
 
     def start_elsewhere(self, case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
         """A driver whose home is empty at first and gone with it, and whose processes nobody else sees: a host of its own."""

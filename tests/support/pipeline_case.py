@@ -327,6 +327,10 @@ class PipelineCase:
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         return self.begin([sys.executable, "-m", "pipelines.cli", "run", str(self.file), *arguments], **environment)
 
+    def start_eager(self, *arguments: str) -> "subprocess.Popen[str]":
+        script = str(Path(__file__).with_name("eager_runner.py"))
+        return self.begin([sys.executable, script, "run", str(self.file), *arguments])
+
     def begin(self, command: Sequence[str], **environment: str) -> "subprocess.Popen[str]":
         """Any process that has ended when the test has."""
         process = subprocess.Popen(

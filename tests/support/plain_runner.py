@@ -20,6 +20,7 @@ from pipelines.engine.leg import AnyLeg
 from pipelines.engine.run_spec import RunSpec
 from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import Epochs
+from pipelines.runner.scaling import Scaling
 from pipelines.runner.share import LEG_CLASSES, Share
 from pipelines.runner.spark_engine import SparkEngine
 
@@ -60,6 +61,17 @@ class BriskEngine(SparkEngine):
 
     watch_seconds = 0.05
     retention_seconds = 0.5
+
+
+class WatchedEngine(BriskEngine):
+    """Runs legs in Spark's tasks; `made`: the query of the run, `scaling` and `limits` as the test sets them."""
+
+    scaling = Scaling()
+
+    def epochs(self, *arguments: Any) -> Epochs:
+        self.made = super().epochs(*arguments)
+        self.made.scaling = self.scaling
+        return self.made
 
 
 class PlainEngine(BriskEngine):

@@ -395,7 +395,7 @@ class ModelLanes:
     `shelves`: what each process of the runner holds, by its number. A lane may be lost, and a new one has its number.
     """
 
-    helped = 0
+    helped, is_large = 0, False
 
     def __init__(self, world: "World", epoch: int, version: str, own: int = 0, shelves: dict[int, Shelf] | None = None) -> None:
         self._world, self._epoch, self._version, self.own = world, epoch, version, own

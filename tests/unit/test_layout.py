@@ -57,6 +57,7 @@ SPARK_EXCEPTIONS = {
     "pipelines.runner.epochs": "starts the query of a run on the session that it is given",
     "pipelines.runner.runner": "type of the session that it has built",
     "pipelines.runner.spark_engine": "opens the session of a run, and asks how many slots it has",
+    "pipelines.runner.task": "asks Spark for the number of its task",
     "pipelines.runner.worker_daemon": "Spark's own daemon, with our modules imported",
 }
 

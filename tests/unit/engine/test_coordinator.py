@@ -16,7 +16,7 @@ from pipelines.engine.coordinator import (
     LegView,
 )
 from pipelines.engine.leg import LegStatus
-from pipelines.engine.line import Held, Join, NatsLine, Process, Report, serve
+from pipelines.engine.line import Held, Join, Joined, NatsLine, Process, Report, serve
 from pipelines.engine.release import own_release
 from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.protocol.lease import TTL_SECONDS, Lease
@@ -25,7 +25,7 @@ from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog
 
 NAMES = Names("p")
 LEG = SINGLE.sinks[0]
-ONE, OTHER = Process("elsewhere", 1, "a"), Process("elsewhere", 2, "b")
+ONE, OTHER, THIRD = (Process("elsewhere", pid, mark) for pid, mark in ((1, "a"), (2, "b"), (3, "c")))
 
 
 class Case:
@@ -122,11 +122,10 @@ def test_a_process_is_given_what_is_free_whatever_its_task_is(tmp_path: Path) ->
         lease.acquire()
         views[leg] = LegView(leg, lease)
     coordinator = Coordinator([[leg] for leg in SINGLE.legs], views, lambda _: None, clock.seconds)
-    third = Process("elsewhere", 3, "c")
     died = Process(Process.own().host, Process.own().pid, "the mark of another process")
     assert [coordinator.join(_join(1, process)).share for process in (ONE, OTHER, died)] == [1, 0, 2]
     assert coordinator.has_joined
-    given = coordinator.join(_join(0, third))
+    given = coordinator.join(_join(0, THIRD))
     assert (given.share, dict(given.epochs)) == (2, {SINGLE.legs[2]: 2})
     for view in views.values():
         view.lease.release()
@@ -274,11 +273,12 @@ def test_legs_of_a_silent_process_are_shown_as_waiting(case: Case) -> None:
 
 
 class Crowd(Case):
-    """A coordinator of one leg and two lanes."""
+    """A coordinator of one leg and two lanes, both kept."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.coordinator = Coordinator([[LEG], [], []], {LEG: self.view}, self.announced.append, self.clock.seconds)
+        self.coordinator.keep_lanes(2)
 
     def given(self, process: Process, share: int) -> tuple[int, dict[str, int], int]:
         joined = self.coordinator.join(_join(share, process))
@@ -298,7 +298,7 @@ def crowd(tmp_path: Path) -> Iterator[Crowd]:
 def test_legs_are_given_before_lanes_whatever_is_asked_for(crowd: Crowd) -> None:
     assert crowd.given(ONE, 2) == (0, {LEG: 1}, 0)
     assert crowd.given(OTHER, 2) == (2, {}, 2)
-    assert crowd.given(Process("elsewhere", 3, "c"), 0) == (1, {}, 1)
+    assert crowd.given(THIRD, 0) == (1, {}, 1)
     assert crowd.coordinator.join(_join(0, Process("elsewhere", 4, "d"))).lane == 0
     assert (crowd.coordinator.lanes, crowd.coordinator.has_joined) == (2, True)
 
@@ -333,3 +333,77 @@ def test_a_lane_stays_while_the_legs_have_a_process(crowd: Crowd) -> None:
         crowd.hear(0, ONE)
         crowd.coordinator.look()
         assert not crowd.hear(1, OTHER).is_stopping
+
+
+def test_a_run_starts_with_its_legs_only(case: Case) -> None:
+    coordinator = Coordinator([[LEG], [], []], {LEG: case.view}, case.announced.append, case.clock.seconds)
+    assert (coordinator.begin_epoch(), coordinator.most_lanes) == ((1, 1), 2)
+    assert coordinator.join(_join(2, ONE)).epochs == {LEG: 1}
+    assert coordinator.has_joined
+    assert coordinator.join(_join(2, OTHER)) == Joined(held_by=(ONE,))
+    coordinator.keep_lanes(1)
+    assert not coordinator.has_joined
+    assert coordinator.join(_join(2, OTHER)).lane == 1
+    assert (coordinator.has_joined, coordinator.begin_epoch()) == (True, (2, 2))
+
+
+def test_legs_are_told_which_lanes_work(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    assert crowd.hear(0, ONE).lanes == ()
+    crowd.given(OTHER, 2)
+    assert crowd.hear(0, ONE).lanes == (2,)
+    crowd.given(THIRD, 1)
+    assert crowd.hear(0, ONE).lanes == (1, 2)
+    crowd.clock.sleep(RIGHT_SECONDS - 1)
+    crowd.hear(1, THIRD)
+    crowd.clock.sleep(1)
+    assert crowd.hear(0, ONE).lanes == (1,)
+
+
+def test_a_lane_that_is_not_kept_leaves_and_is_not_asked(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    crowd.given(THIRD, 2)
+    crowd.coordinator.begin_epoch()
+    crowd.coordinator.keep_lanes(1)
+    assert (crowd.hear(0, ONE).lanes, crowd.coordinator.lanes) == ((1,), 1)
+    assert not crowd.hear(1, OTHER).is_stopping
+    assert crowd.hear(2, THIRD, has_ended=True).is_stopping
+    assert crowd.coordinator.join(_join(2, THIRD)).lane == 0
+    assert not crowd.coordinator.is_border_due
+    crowd.coordinator.keep_lanes(2)
+    assert crowd.coordinator.is_border_due, "its task has ended"
+
+
+def test_a_border_is_due_when_lanes_are_to_join(crowd: Crowd) -> None:
+    crowd.coordinator.keep_lanes(0)
+    number, tasks = crowd.coordinator.begin_epoch()
+    crowd.given(ONE, 0)
+    assert not crowd.coordinator.is_border_due
+    crowd.coordinator.keep_lanes(2)
+    assert (tasks, crowd.coordinator.is_border_due) == (1, True)
+    crowd.clock.sleep(SILENT_SECONDS + 1)
+    assert not crowd.coordinator.is_border_due, "a process that reports nothing would keep its task"
+    assert crowd.hear(0, ONE).ended_epoch == number - 1
+    assert crowd.coordinator.is_border_due
+    borders: list[str] = []
+    crowd.coordinator.on_border(lambda: borders.append("border"))
+    for _ in range(3):
+        crowd.coordinator.end_epoch()
+    assert (borders, crowd.hear(0, ONE).ended_epoch) == (["border"], number)
+    assert crowd.coordinator.begin_epoch() == (number + 1, 3)
+    assert not crowd.coordinator.is_border_due
+
+
+def test_a_process_without_a_share_hears_of_the_border(crowd: Crowd) -> None:
+    crowd.coordinator.keep_lanes(0)
+    number, _ = crowd.coordinator.begin_epoch()
+    crowd.given(ONE, 0)
+    crowd.coordinator.end_epoch()
+    assert crowd.coordinator.join(_join(0, OTHER)) == Joined(held_by=(ONE,), ended_epoch=number)
+
+
+def test_a_leg_shows_the_seconds_of_its_large_batches(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE, legs={LEG: LegStatus(state="running", seconds_busy=3.0, seconds_large=2.5)})
+    assert case.coordinator.seconds_large == {LEG: 2.5}

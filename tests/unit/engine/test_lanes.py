@@ -78,6 +78,25 @@ def test_a_large_plan_is_cut_for_the_lanes_that_may_answer() -> None:
     assert Lanes().parts_for(10 * LEAST_RECORDS) == 1
 
 
+def test_lanes_that_come_and_go_are_asked_while_they_are_there() -> None:
+    case = Case(0)
+    case.network.join(3)
+    assert case.divide("a", "b") == ["A", "B"]
+    case.lanes.use([3])
+    assert case.lanes.parts_for(LEAST_RECORDS) == 2
+    assert case.divide("a", "b") == ["A", "B by a lane"]
+    case.lanes.use([])
+    assert (case.lanes.parts_for(LEAST_RECORDS), case.divide("a", "b")) == (1, ["A", "B"])
+
+
+def test_a_large_plan_is_noted_without_a_lane_too() -> None:
+    lanes = Lanes()
+    lanes.parts_for(LEAST_RECORDS - 1)
+    assert not lanes.is_large
+    lanes.parts_for(LEAST_RECORDS)
+    assert lanes.is_large
+
+
 def test_a_part_whose_lane_is_not_there_is_done_here() -> None:
     case = Case(2)
     case.network.join(1)

@@ -102,6 +102,8 @@ def test_several_processes_write_what_one_writes(between: Sequence[Step], tmp_pa
     found = outcome(shared)
     # A plan has two parts for lanes in the stages, and two in the buckets, if it has so many buckets.
     assert shared.process.status.lane_parts == (4 * 2 if between is KEYLESS else 4 * 4)
+    status = shared.process.status
+    assert 0 < status.seconds_large == status.seconds_busy, "each plan was large enough to be cut"
     assert len(found["out"]) == 1 if between is KEYLESS else len(found["out"]) > 10
     if between is EVENT_TIME:
         assert "late" in {code for rows in found["dlq"].values() for _, _, code in rows}
@@ -125,6 +127,7 @@ def test_a_plan_whose_rows_went_with_a_lane_is_begun_again(tmp_path: Path, monke
     shared.go_on()
     assert outcome(shared) == outcome(alone)
     assert shared.process.status.retries >= 1
+    assert shared.process.status.seconds_large == 0, "it waited"
     assert shared.files() == shared.listed(), "what the failed attempt has left on the disk is gone"
 
 
@@ -135,6 +138,7 @@ def test_a_small_plan_asks_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     case.send(records(2, 100))
     case.go_on()
     assert case.network.asked.total() == 0
+    assert (case.process.status.batches, case.process.status.seconds_large) == (1, 0)
 
 
 def test_the_first_stretch_has_two_shares_of_the_rows() -> None:

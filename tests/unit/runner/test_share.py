@@ -8,8 +8,9 @@ import pytest
 
 from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
+from pipelines.engine.lanes import LEAST_RECORDS, Lanes
 from pipelines.engine.leg import LegStatus, ReplanError
-from pipelines.engine.line import Answer, Joined
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Joined
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, LegThread
@@ -132,6 +133,9 @@ class Spoken:
     def on_stop(self, callback: Any) -> None:
         self.callback = callback
 
+    def on_border(self, callback: Any) -> None:
+        self.border = callback
+
     def join(self, join: Any) -> Joined:
         return self.given
 
@@ -172,7 +176,7 @@ class OfALane(Share):
 
     served = 0
 
-    def _serve_lane(self, number: int, count: int) -> None:
+    def _serve_lane(self, number: int) -> None:
         self.served = number
         self._at_the_end.append(self._gone)
 
@@ -188,7 +192,7 @@ def test_a_process_may_be_given_a_lane_and_serves_it_to_the_end() -> None:
     share = OfALane(nothing, 0, nothing, line, {}, ManualClock().seconds)
     share.start()
     assert share.served == 2
-    assert share.hold(0.0) == {}
+    assert share.hold(1, 0.0) == {}
     share.stop()
     assert share.ended.wait(SECONDS)
     assert share.served == 0
@@ -199,9 +203,58 @@ def test_a_share_reports_whether_a_task_holds_it() -> None:
     line = Spoken(Answer(10.0))
     share = share_of(line, ManualClock())
     share._report()
-    share.hold(0.0)
+    share.hold(1, 0.0)
     share._report()
     assert [report.has_task for report in line.reports] == [True, False]
+
+
+def held(share: Share, epoch: int, seconds: float) -> threading.Thread:
+    thread = threading.Thread(target=share.hold, args=(epoch, seconds))
+    thread.start()
+    return thread
+
+
+def test_a_task_ends_with_its_epoch_and_the_share_goes_on() -> None:
+    line = Spoken(Answer(10.0), Answer(10.0, ended_epoch=4))
+    share = share_of(line, ManualClock())
+    share._report()
+    task = held(share, 4, SECONDS)
+    share._report()
+    task.join(SECONDS / 2)
+    assert not task.is_alive()
+    assert (share.is_over, share._stop.is_set()) == (False, False)
+    assert share.hold(4, SECONDS) == {}, "a late task of that epoch ends at once"
+
+
+def test_a_border_is_asked_for_as_soon_as_it_is_heard_of() -> None:
+    line = Spoken(Answer(10.0), Answer(10.0, ended_epoch=1))
+    share = share_of(line, ManualClock())
+    share.start()
+    task = held(share, 1, SECONDS)
+    line.border()
+    task.join(0.5 * REPORT_EVERY_SECONDS)
+    assert not task.is_alive()
+    share.stop()
+    assert share.ended.wait(SECONDS)
+
+
+def test_a_task_without_a_share_ends_with_its_epoch() -> None:
+    line = Spoken(Answer(is_replaced=True))
+    line.given = Joined(ended_epoch=2)
+    share = share_of(line, ManualClock())
+    share.start(2)
+    assert share.hold(2, SECONDS) == {}
+    assert share.ended.wait(SECONDS)
+
+
+def test_legs_ask_the_lanes_that_work() -> None:
+    nothing: Any = None
+    share = share_of(Spoken(Answer(10.0, lanes=(2, 3))), ManualClock())
+    lanes = Lanes(nothing, "run")
+    share._lanes.append(lanes)
+    assert lanes.parts_for(LEAST_RECORDS) == 1
+    share._report()
+    assert lanes.parts_for(LEAST_RECORDS) == 3
 
 
 def test_a_replaced_share_stops_and_may_not_insert() -> None:

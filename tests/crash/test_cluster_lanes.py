@@ -1,0 +1,105 @@
+"""Lanes on a Spark cluster: they come with a backlog, go after it, may be lost with their executor, and executors follow them."""
+
+import json
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from support.cluster_case import Cluster, sharing_state
+from support.dedup_case import check_first_of_keys, event, with_lanes
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, wait_until
+
+pytestmark = pytest.mark.crash
+BACKLOG = 120_000
+DYNAMIC_ALLOCATION = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "4s",
+    "spark.executor.cores": "3",
+}
+
+
+class Run:
+    """A run on a cluster whose lanes come and go soon; `keys`: those of the records that were sent."""
+
+    def __init__(self, case: PipelineCase, **properties: str) -> None:
+        case.write_file(sharing_state(case, with_lanes(3)))
+        case.create_topic()
+        self.case, self.cluster = case, Cluster(case.stack)
+        self.options = self.cluster.options(case, **properties)
+        self.sent, self.keys = 0, set[int]()
+        self.process = self.start()
+
+    def start(self) -> "subprocess.Popen[str]":
+        process = self.case.start_eager(*self.options)
+        self.case.wait_ready(process)
+        return process
+
+    def send(self, count: int) -> None:
+        """Send records of which every tenth repeats a key and every hundredth is no JSON."""
+        numbers = range(self.sent, self.sent + count)
+        records = [b"{" if n % 100 == 99 else event(n, n - 57 if n % 10 == 0 else n) for n in numbers]
+        self.keys.update(json.loads(record)["id"] for record in records if record != b"{")
+        self.case.send_at_once(records)
+        self.sent += count
+
+    def send_until(self, condition: Callable[[], bool]) -> None:
+        """Send one backlog after the other."""
+        while not condition():
+            self.send(BACKLOG)
+            wait_until(lambda: condition() or self.case.count() >= len(self.keys) // 2, "rows, or the end of the load")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.case.ask() or {}
+
+    @property
+    def lanes(self) -> int:
+        return int((self.status.get("lanes") or {}).get("working", 0))
+
+    def wait(self) -> None:
+        wait_until(lambda: self.case.count() == len(self.keys), "all rows")
+
+    def end(self) -> None:
+        """Stop in good order, without a leg that has halted."""
+        self.process.send_signal(signal.SIGTERM)
+        words = self.process.communicate(timeout=PATIENCE_SECONDS)[1]
+        assert (self.process.returncode, "halted" in words) == (0, False), words
+
+    def check(self) -> None:
+        assert check_first_of_keys(self.case).total() == self.sent
+
+
+def test_lanes_are_lost_with_their_executor_and_nothing_else_is(case: PipelineCase) -> None:
+    run = Run(case)
+    run.send_until(lambda: run.lanes > 1)
+    kill(random.choice(run.cluster.executors()))
+    run.wait()
+    run.end()
+    run.check()
+
+
+def _places(run: Run) -> set[int]:
+    """The executors in which legs work."""
+    workers = {int(leg["worker"].rpartition(":")[2]) for leg in run.status["legs"].values()}
+    executors = {executor.pid for executor in run.cluster.executors()}
+    return {parent.pid for pid in workers for parent in psutil.Process(pid).parents() if parent.pid in executors}
+
+
+def test_executors_follow_the_lanes_with_dynamic_allocation(case: PipelineCase) -> None:
+    run = Run(case, **DYNAMIC_ALLOCATION)
+    (first,) = run.cluster.executors()
+    assert _places(run) == {first.pid}
+    run.send_until(lambda: run.lanes > 1)
+    assert len(run.cluster.executors()) == 2, "the first one has no free slot"
+    run.wait()
+    wait_until(lambda: run.lanes == 1, "no lane")
+    wait_until(lambda: run.cluster.executors() == [first], "the first executor alone")
+    run.send(1000)
+    run.wait()
+    assert (_places(run), {leg["epoch"] for leg in run.status["legs"].values()}) == ({first.pid}, {1}), "no leg was taken over"
+    run.end()
+    run.check()
