@@ -64,14 +64,15 @@ class Connections(Kept):
         log: JetStream | None = None,
         config: PipelineConfig | None = None,
         lanes: Lanes = NO_LANES,
+        note: Callable[[str], None] = print,
     ) -> None:
         """Create without connecting.
 
         `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has. `lanes`:
-        the processes that may do parts of a leg's plans.
+        the processes that may do parts of a leg's plans. `note`: tells the user, of each thing once.
         """
         super().__init__()
-        self.lanes = lanes
+        self.lanes, self._note = lanes, note
         self.run = run
         self.config = config or run.config
         self.names = Names(self.config.pipeline_id)
@@ -126,8 +127,11 @@ class Connections(Kept):
             storage = Storage.at(dedup_storage(self.run.state_storage, bucket))
             # Batch work reads each segment once.
             is_cached = self._keep_partitions and not storage.is_local
-            self._dedup_stores[bucket] = KeyedStore(CachedStorage.before(storage) if is_cached else storage)
+            self._dedup_stores[bucket] = KeyedStore(CachedStorage.before(storage, self._note_once) if is_cached else storage)
         return self._dedup_stores[bucket]
+
+    def _note_once(self, message: str) -> None:
+        self.keep(("noted", message), lambda: self._note(message))
 
     def discard_engine(self) -> None:
         """Discard the engine after an error in a stage, which may have left it unusable."""

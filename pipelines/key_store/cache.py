@@ -6,7 +6,7 @@ storage behind it first. A copy that is missing or damaged is read from there ag
 
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, RetryableError
+from pipelines.host import remedy
 from pipelines.key_store.storage import Header, Storage
 from pipelines.private import OWNER_ONLY, private_directory
 
@@ -24,15 +25,16 @@ WORTH_KEEPING_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class CachedStorage(Storage):
-    """A storage with copies in `near`, a directory of this host."""
+    """A storage with copies in `near`, a directory of this host. `note`: is told why a copy was left out."""
 
     near: Storage
+    note: Callable[[str], None]
 
     @classmethod
-    def before(cls, storage: Storage) -> "CachedStorage":
+    def before(cls, storage: Storage, note: Callable[[str], None]) -> "CachedStorage":
         """Return the storage with copies in Spark's local directory, which ends with the executor."""
         place = sha256(f"{storage.filesystem.type_name} {storage.path}".encode()).hexdigest()[:24]
-        return cls(storage.filesystem, storage.path, Storage.local(_own_directory() / place))
+        return cls(storage.filesystem, storage.path, Storage.local(_own_directory() / place), note)
 
     def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         super().write(name, batch, header)
@@ -46,10 +48,17 @@ class CachedStorage(Storage):
         return batch, header
 
     def _keep(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
-        if batch.nbytes >= WORTH_KEEPING_BYTES:
+        """Keep a copy, unless this host's disk has no room for it: the segment itself is durable."""
+        if batch.nbytes < WORTH_KEEPING_BYTES:
+            return
+        try:
             # Another process of this host may have copied it meanwhile.
             with suppress(FileExistsError):
                 self.near.write(name, batch, header)
+        except RetryableError as error:
+            cause = error.__cause__
+            reason = remedy(cause) if isinstance(cause, OSError) else str(error)
+            self.note(f"no copies of segments in {Path(self.near.path).parent}, each is read from the shared storage: {reason}")
 
     def delete(self, name: str) -> None:
         self.near.delete(name)

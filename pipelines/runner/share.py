@@ -92,7 +92,7 @@ class Share:
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
         lanes = Lanes(self._log, self._subject)
         self._lanes.append(lanes)
-        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
+        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes, note=self._say)
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
@@ -101,7 +101,7 @@ class Share:
     def _serve_lane(self, number: int) -> None:
         """Do the parts for which this lane is asked, until the end."""
         lanes = Lanes(self._log, self._subject, own=number)
-        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes)
+        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes, note=self._say)
         connections.prove()
         works = {name: partial(work, connections) for name, work in LANE_WORKS.items()}
         self._serve(number, Lane(works, self._say, lanes.shelf))

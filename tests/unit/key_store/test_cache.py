@@ -1,5 +1,6 @@
 """Copies of segments on a host's disk: a segment is fetched once, and what is damaged or gone here is fetched again."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ class Far(CachedStorage):
     """An object store: a directory that is no directory of this host; it counts what is fetched, and may fail."""
 
     fetched: list[str]
+    notes: list[str]
 
     @classmethod
     def at(cls, directory: Path, near: Path) -> "Far":  # type: ignore[override]
         (directory / "far").mkdir(exist_ok=True)
-        made = cls(fs.SubTreeFileSystem(str(directory / "far"), fs.LocalFileSystem()), "keys/0", Storage.local(near))
+        made = cls(fs.SubTreeFileSystem(str(directory / "far"), fs.LocalFileSystem()), "keys/0", Storage.local(near), (notes := []).append)
         object.__setattr__(made, "fetched", [])
+        object.__setattr__(made, "notes", notes)
         return made
 
     def read(self, name: str) -> tuple[pa.RecordBatch, Header]:
@@ -87,6 +90,19 @@ def test_nothing_is_written_here_before_it_is_durable_there(far: Far) -> None:
     assert far.near.names() == []
 
 
+def test_a_full_disk_here_leaves_out_the_copy_and_nothing_else(far: Far) -> None:
+    class Full(Storage):
+        def _write_local(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    object.__setattr__(far, "near", Full.local(Path(far.near.path)))
+    facts = write_run(far, "run", many(LARGE, 1))
+    assert opened(far, facts).find(many(LARGE, 1).hi, many(LARGE, 1).lo).is_found.all()
+    assert (far.has_copy("run"), len(far.notes)) == (False, 2)
+    assert far.notes[0].startswith(f"no copies of segments in {Path(far.near.path).parent}, each is read")
+    assert far.notes[0].endswith("the disk is full, or has no inodes left: make room")
+
+
 @pytest.mark.parametrize("at", [300_000, -300])
 def test_a_damaged_copy_is_fetched_again(far: Far, at: int) -> None:
     """Among its entries, and in the footer with its checksums."""
@@ -135,7 +151,7 @@ def test_copies_that_no_done_lists_are_discarded(far: Far) -> None:
 
 def test_copies_lie_where_spark_says_and_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'one'},{tmp_path / 'two'}")
-    storages = [CachedStorage.before(Storage(fs.LocalFileSystem(), path)) for path in ("keys/0", "keys/1")]
+    storages = [CachedStorage.before(Storage(fs.LocalFileSystem(), path), print) for path in ("keys/0", "keys/1")]
     assert len({storage.near.path for storage in storages}) == 2
     assert all(storage.near.path.startswith(str(tmp_path / "one")) for storage in storages)
     assert (tmp_path / "one").stat().st_mode & 0o077 == 0
@@ -149,4 +165,4 @@ def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, monkeypatch
     (tmp_path / name).rmdir()
     (tmp_path / name).symlink_to(elsewhere)
     with pytest.raises(HaltError, match="it belongs to somebody else"):
-        CachedStorage.before(Storage(fs.LocalFileSystem(), "keys/0"))
+        CachedStorage.before(Storage(fs.LocalFileSystem(), "keys/0"), print)
