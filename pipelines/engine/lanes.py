@@ -36,6 +36,8 @@ GONE_SECONDS = 2.5
 """A lane that has not answered for so long is given up."""
 SILENT_SECONDS = 2.0
 """A lane that was given up is asked again after so long: its process may have been replaced."""
+LATE_SECONDS = 60.0
+"""A lane that was given up has finished its part after so long, or its process is gone, or it hangs."""
 PIECE_BYTES = MAX_FRAME_BYTES
 LEAST_RECORDS = 50_000
 """A smaller plan is not cut: a part costs some milliseconds of requests, and so many records about 100 ms of work."""
@@ -176,6 +178,7 @@ class Lanes:
         self._wire, self._subject, self._clock = wire, subject, clock
         self._numbers: Sequence[int] = range(1, count + 1)
         self._ask_again_at: dict[int, float] = {}
+        self._late_until: float | None = None
         self.own, self.shelf, self.helped, self.is_large = own, Shelf(), 0, False
 
     def use(self, numbers: Sequence[int]) -> None:
@@ -188,6 +191,13 @@ class Lanes:
             return 1
         self.is_large = True
         return 1 + len(self._answering)
+
+    def take_late(self) -> bool:
+        """Return True once when LATE_SECONDS have passed since a lane was given up last: what it made too late is there by now."""
+        if self._late_until is None or self._clock() < self._late_until:
+            return False
+        self._late_until = None
+        return True
 
     @property
     def _answering(self) -> list[int]:
@@ -216,6 +226,7 @@ class Lanes:
         answer = self._answer(lane, Ask(uuid4().hex, work, item))
         if answer is None:
             self._ask_again_at[lane] = self._clock() + SILENT_SECONDS
+            self._late_until = self._clock() + LATE_SECONDS
         elif answer.startswith(_FAILED):
             raise from_failure(answer.removeprefix(_FAILED).decode())
         return None if answer is None else answer.removeprefix(_MADE)

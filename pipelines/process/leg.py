@@ -131,12 +131,12 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             self.status.warning = warning
 
     def _finish(self, plan: Entry[ProcessPlan]) -> None:
-        """Finish the plan; then delete the segments that the new `done` no longer lists, or that failed attempts have left."""
+        """Finish the plan; then delete the segments that the new `done` no longer lists, or that failed attempts or lanes have left."""
         before = self._listed()
         super()._finish(plan)
         now = self._listed()
         # An attempt of an earlier start at this plan has left segments that the sweep at our start spared.
-        if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch:
+        if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch or self.connections.lanes.take_late():
             self._sweep()
             return
         for bucket, names in before.items():

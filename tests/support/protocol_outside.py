@@ -405,6 +405,10 @@ class ModelLanes:
     def parts_for(self, records: int) -> int:
         return self._world.lanes.choice([1, 2, 3]) if self._world.has_lanes else 1
 
+    def take_late(self) -> bool:
+        """What late lanes leave is swept where a plan had several attempts."""
+        return False
+
     def divide(self, work: str, parts: Sequence[Any], here: Callable[[Any], Any], read: Callable[[bytes], Any]) -> list[Any]:
         made = [here(parts[0])]
         for number, part in enumerate(parts[1:], 1):

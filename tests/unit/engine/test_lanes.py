@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from pipelines.engine.lanes import LEAST_RECORDS, PIECE_BYTES, SILENT_SECONDS, Ask, Lane, Lanes, lane_subject
+from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, PIECE_BYTES, SILENT_SECONDS, Ask, Lane, Lanes, lane_subject
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.protocol.codec import Form, Text, from_text, to_text
 from pipelines.protocol.records import decode_parcel
@@ -116,6 +116,18 @@ def test_a_lane_that_is_silent_is_left_alone_for_a_while() -> None:
     case.clock.sleep(SILENT_SECONDS)
     assert case.lanes.parts_for(LEAST_RECORDS) == 2
     assert case.divide("a", "b") == ["A", "B by a lane"]
+
+
+def test_what_a_lane_makes_too_late_is_looked_for_once() -> None:
+    case = Case(1)
+    assert not case.lanes.take_late()
+    case.divide("a", "b")
+    case.clock.sleep(LATE_SECONDS - 1)
+    case.divide("a", "b")
+    case.clock.sleep(1)
+    assert not case.lanes.take_late(), "another one was given up"
+    case.clock.sleep(LATE_SECONDS - 1)
+    assert [case.lanes.take_late() for _ in range(2)] == [True, False]
 
 
 def test_a_large_result_comes_in_pieces() -> None:

@@ -4,6 +4,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from support.leg_case import NAMES, LegCase
 from support.programs import first_of
 
-from pipelines.engine.lanes import LEAST_RECORDS, Lane, Lanes, lane_subject
+from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, Ask, Lane, Lanes, lane_subject
 from pipelines.errors import RetryableError
 from pipelines.process.arrivals import Arrived
-from pipelines.process.exchange import stretches_of
+from pipelines.process.exchange import BUCKETS_PART, stretches_of
 from pipelines.process.steps import Step
+from pipelines.protocol.codec import from_text
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.topology import LegId
@@ -30,7 +32,11 @@ EVENT_TIME = (first_of("id", 20_000_000, time_field="at", time_unit="s", latenes
 
 
 class Network:
-    """Carries requests to the processes of a run; `lost`: the subjects that answer no more."""
+    """Carries requests to the processes of a run; `lost`: the subjects that answer no more, `mute`: that of a lane
+    whose answers about its buckets are lost.
+    """
+
+    mute = ""
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
@@ -41,7 +47,10 @@ class Network:
         self.asked[subject] += 1
         if subject in self.lost:
             raise RetryableError("no answer")
-        return self.lanes[subject].answer(payload)
+        answer = self.lanes[subject].answer(payload)
+        if subject == self.mute and from_text(Ask, payload).work == BUCKETS_PART:
+            raise RetryableError("no answer")
+        return answer
 
 
 class Shared(LegCase):
@@ -129,6 +138,27 @@ def test_a_plan_whose_rows_went_with_a_lane_is_begun_again(tmp_path: Path, monke
     assert shared.process.status.retries >= 1
     assert shared.process.status.seconds_large == 0, "it waited"
     assert shared.files() == shared.listed(), "what the failed attempt has left on the disk is gone"
+
+
+def test_a_segment_that_a_lane_wrote_too_late_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Shared(tmp_path, ARRIVAL, monkeypatch)
+
+    def go_on(number: int) -> None:
+        for portion in range(5):
+            shared.send(records(5 * number + portion, 60))
+        shared.go_on()
+
+    # The lane takes its part of the buckets, and does it; its answer is lost.
+    shared.network.mute = lane_subject("run", 2)
+    go_on(0)
+    shared.network.lanes[shared.network.mute]._threads[BUCKETS_PART].submit(int).result()
+    assert len(shared.files() - shared.listed()) > 0
+    shared.network.mute = ""
+    go_on(1)
+    assert len(shared.files() - shared.listed()) > 0, "it may still be at it"
+    shared.clock.advance(timedelta(seconds=LATE_SECONDS))
+    go_on(2)
+    assert shared.files() == shared.listed()
 
 
 def test_a_small_plan_asks_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
