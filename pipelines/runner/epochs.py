@@ -33,7 +33,7 @@ from pipelines.runner.task import ROWS, task_of
 EPOCH_SECONDS = 600.0
 """The next epoch goes on in the same process, without a gap; an end lets Spark count rows, and give up executors."""
 SLOT_SECONDS = 30.0
-"""A start announces that no task has begun when it has waited so long."""
+"""The run announces that a task has not begun when it has waited so long."""
 STOP_SECONDS = 60.0
 """How long a stop waits for the batches in progress before it ends the query under them."""
 
@@ -62,6 +62,8 @@ class Epochs:
         """Set when an epoch has ended that knew of the stop: every leg has ended, and Spark has counted its rows."""
         self.scaling, self.limits = Scaling(), limits
         self._began = clock()
+        self._lacking_since: float | None = None
+        self._told_tasks = 0
         self._restarts = Restarts()
         self._reached: list[Mapping[str, int]] = []
         self._due: float | None = None
@@ -71,16 +73,23 @@ class Epochs:
         """Start the query; return when every leg has begun, or waits, or has halted."""
         serve(self._coordinator, self._log, self._subject)
         self._start()
-        begun, is_told = self._clock(), False
         while not self._coordinator.has_begun and not self._coordinator.is_stopping and self._query is not None and self._query.isActive:
             self._coordinator.changed.wait(0.1)
             self._coordinator.changed.clear()
-            if not is_told and self._clock() - begun > SLOT_SECONDS and not self._coordinator.has_joined:
-                is_told = True
-                self._coordinator.announce(
-                    f"waiting for a free task slot of Spark: a run keeps {len(self._coordinator.shares)}; give the master more cores, or "
-                    "stop what holds them"
-                )
+            self._tell_of_lacking_slots()
+
+    def _tell_of_lacking_slots(self) -> None:
+        """Announce, once for a number of tasks, that one of them has not begun for SLOT_SECONDS."""
+        tasks = self._coordinator.tasks
+        if self._coordinator.has_joined or tasks <= self._told_tasks:
+            self._lacking_since = None
+            return
+        self._lacking_since = self._clock() if self._lacking_since is None else self._lacking_since
+        if self._clock() - self._lacking_since > SLOT_SECONDS:
+            self._told_tasks = tasks
+            self._coordinator.announce(
+                f"waiting for a free task slot of Spark: the run keeps {tasks} now; give the master more cores, or stop what holds them"
+            )
 
     @property
     def _subject(self) -> str:
@@ -141,6 +150,7 @@ class Epochs:
         coordinator.keep_lanes(self.scaling.lanes)
         if self.scaling.lanes != before:
             coordinator.announce(f"lanes: {1 + self.scaling.lanes} instead of {1 + before}, by the load")
+        self._tell_of_lacking_slots()
         if coordinator.is_border_due or self._clock() - self._began >= self._epoch_seconds:
             coordinator.end_epoch()
 

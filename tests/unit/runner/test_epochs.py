@@ -2,14 +2,18 @@
 
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipelines.engine.coordinator import Coordinator, LegView
-from pipelines.runner.epochs import Epochs
+from pipelines.engine.line import Join, Process, Report
+from pipelines.engine.release import own_release
+from pipelines.runner.epochs import EPOCH_SECONDS, SLOT_SECONDS, Epochs
 from pipelines.runner.leg_thread import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS
+from pipelines.runner.scaling import LIMITS, Scaling
 from pipelines.runner.spark_engine import SparkEngine
 from pipelines.testing import SINGLE, ManualClock
 
@@ -84,6 +88,78 @@ def test_after_a_batch_waits_for_the_host_begin_anew() -> None:
     begun = len(ending.starts)
     ending.look_for(70)
     assert min(after - before for before, after in pairwise(ending.starts[begun:])) < 2
+
+
+class Going(Epochs):
+    """A query that runs, of three legs and at most three lanes; a process has joined for each leg."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.announced: list[str] = []
+        lease: Any = SimpleNamespace(lost=Event(), holder=SimpleNamespace(epoch=1), remaining_seconds=60.0)
+        self.views = {leg: LegView(leg, lease) for leg in SINGLE.legs}
+        self.coordinator = Coordinator([*([leg] for leg in SINGLE.legs), (), (), ()], self.views, self.announced.append, self.clock.seconds)
+        nothing: Any = None
+        super().__init__(nothing, nothing, Path("run"), self.coordinator, nothing, clock=self.clock.seconds)
+        self._query = SimpleNamespace(isActive=True)  # type: ignore[assignment]
+        self.borders: list[float] = []
+        self.coordinator.on_border(self._border)
+        self._begin()
+        self.members = [self.join(number) for number in range(3)]
+
+    def join(self, number: int) -> int:
+        return self.coordinator.join(Join(number, Process("elsewhere", number, ""), dict(own_release()))).share
+
+    def _begin(self) -> None:
+        self.coordinator.begin_epoch()
+        self._began = self.clock.seconds()
+
+    def _border(self) -> None:
+        self.borders.append(self.clock.seconds())
+        self._begin()
+
+    def go_on(self, seconds: float, large: float) -> None:
+        """Let process spend so much of the time on large plans."""
+        for _ in range(int(2 * seconds)):
+            self.clock.sleep(0.5)
+            self.views[SINGLE.legs[1]].status.seconds_large += 0.5 * large
+            for number in self.members:
+                self.coordinator.report(Report(number, Process("elsewhere", number, "")))
+            self.look()
+
+
+def test_an_epoch_ends_early_when_lanes_are_to_join() -> None:
+    going = Going()
+    going.go_on(10, 0.9)
+    assert (going.coordinator.tasks, len(going.borders)) == (4, 1)
+    going.members.append(going.join(3))
+    going.go_on(10, 0.9)
+    assert (going.coordinator.tasks, len(going.borders)) == (6, 2)
+    assert going.announced == ["lanes: 2 instead of 1, by the load", "lanes: 4 instead of 2, by the load"]
+
+
+def test_an_epoch_ends_by_itself_after_its_time() -> None:
+    going = Going()
+    going.go_on(2.5 * EPOCH_SECONDS, 0)
+    assert (going.borders, going.announced) == ([EPOCH_SECONDS, 2 * EPOCH_SECONDS], [])
+
+
+def test_no_epoch_ends_early_where_lanes_leave() -> None:
+    going = Going()
+    going.scaling = Scaling(3)
+    going.go_on(1, 0)
+    going.members += [going.join(number) for number in (3, 4, 5)]
+    going.go_on(LIMITS.quiet_seconds + 1, 0)
+    assert (going.coordinator.tasks, len(going.borders)) == (4, 1)
+
+
+def test_a_lane_without_a_slot_is_told_of_once() -> None:
+    going = Going()
+    going.go_on(10, 0.9)
+    going.go_on(3 * SLOT_SECONDS, 0.9)
+    told = [note for note in going.announced if "slot" in note]
+    assert told == ["waiting for a free task slot of Spark: the run keeps 4 now; give the master more cores, or stop what holds them"]
+    assert going.coordinator.tasks == 4, "no further one is added"
 
 
 @pytest.mark.parametrize(
