@@ -10,14 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from filelock import Timeout
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tenacity import (
@@ -30,16 +29,16 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from pipelines.config import PipelineConfig, run_digest, version_of
+from pipelines.config import PipelineConfig, version_of
 from pipelines.config.variables import open_variables
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
-from pipelines.control.control import forget_halts, note_halt
+from pipelines.control.control import forget_halts
 from pipelines.engine.coordinator import Coordinator, LegView
 from pipelines.engine.run_spec import RunSpec, resolved_digest
 from pipelines.engine.session import check_answers, is_jvm_alive
-from pipelines.errors import ConfigurationError, FencedError, HaltError, ProcessLostError, RetryableError, TallyflowError
+from pipelines.errors import HaltError, ProcessLostError, RetryableError
 from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
@@ -47,12 +46,13 @@ from pipelines.process import stage_config
 from pipelines.process.program import compile_program
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
-from pipelines.protocol.lease import Lease, acquire_all, leg_lock
+from pipelines.protocol.lease import Lease, acquire_all
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId
 from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.epochs import Epochs
+from pipelines.runner.halts import halts_noted
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.retention import DeadLetterRetention, Retention
@@ -133,13 +133,14 @@ class Runner:
         self.on_start: Callable[[Runner], Service] | None = None
         self._engine = engine or SparkEngine()
         self._session: SparkSession | None = None
+        self._epochs: Epochs | None = None
         self.started_at = time.time()
         self._targets: dict[LegId, dict[int, int]] | None = None
 
     def run(self) -> None:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
         forget_halts(self.directory, self.options.legs)
-        with self._halts_noted():
+        with halts_noted(self, self._text):
             check_supported(self.config)
             check_types(self.config)
             check_master(self.config, self.options.master, self.options.properties)
@@ -153,10 +154,9 @@ class Runner:
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
             self._announce(note)
         private_directory(self.directory)
-        epochs: Epochs | None = None
         service: Service | None = None
         try:
-            with self._halts_noted():
+            with halts_noted(self, self._text):
                 # A dead holder's leases are waited for: Spark starts meanwhile.
                 self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
                 forget_halts(self.directory, self.options.legs)
@@ -171,7 +171,7 @@ class Runner:
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
                 self.stop_on_signals()
-                epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
+                self._epochs = epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 epochs.start()
                 self._keep_retention()
                 self.is_ready = True
@@ -183,7 +183,7 @@ class Runner:
                 raise
             raise self._jvm_ended() from error
         finally:
-            self._shut_down(epochs)
+            self._shut_down()
             if service:
                 service.close()
 
@@ -329,33 +329,6 @@ class Runner:
             if self._targets is not None and self.is_caught_up():
                 return
 
-    @contextmanager
-    def _halts_noted(self) -> Iterator[None]:
-        """Note the legs that have halted, or could not start, for a reason that does not pass, so that nobody restarts them."""
-        try:
-            yield
-        except (FencedError, ProcessLostError):
-            raise
-        except (HaltError, ConfigurationError) as error:
-            halted: dict[LegId, TallyflowError] = {name: leg.failure for name, leg in self.legs.items() if leg.failure is not None}
-            for name, failure in (halted or dict.fromkeys(self.options.legs, error)).items():
-                if not isinstance(failure, FencedError):
-                    self._note_halt(name, str(failure))
-            raise
-
-    def _note_halt(self, leg: LegId, message: str) -> None:
-        """Write the note of a halt, only under the leg's lock, so that it never outlives a later runner of the leg.
-
-        A pipeline that never ran here has no directory, and a refused start creates none: nobody would restart that pipeline.
-        """
-        if leg in self.leases:
-            note_halt(self.directory, leg, message, run_digest(self._text))
-            return
-        if not self.directory.is_dir():
-            return
-        with suppress(Timeout), leg_lock(self.directory, leg).acquire(timeout=0):
-            note_halt(self.directory, leg, message, run_digest(self._text))
-
     def _jvm_ended(self) -> ProcessLostError:
         return ProcessLostError(
             f"running pipeline {self.config.pipeline_id}: Spark's JVM has ended, killed from outside or out of memory (its last output is "
@@ -390,21 +363,21 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.request_stop())
 
-    def _shut_down(self, epochs: Epochs | None) -> None:
+    def _shut_down(self) -> None:
         """Let the batches in progress finish, then release everything in the opposite order.
 
         A step that fails is reported and does not prevent the others: the run's own outcome is more important.
         """
         self.stop_requested.set()
-        for step in self._last_steps(epochs):
+        for step in self._last_steps():
             try:
                 step()
             except Exception as error:
                 self._announce(f"while stopping: {type(error).__name__}: {error}")
 
-    def _last_steps(self, epochs: Epochs | None) -> Iterator[Callable[[], object]]:
-        if epochs is not None:
-            yield epochs.stop
+    def _last_steps(self) -> Iterator[Callable[[], object]]:
+        if self._epochs is not None:
+            yield self._epochs.stop
         if self.retention is not None:
             yield self.retention.close
         if self.pace is not None:

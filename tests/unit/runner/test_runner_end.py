@@ -27,7 +27,8 @@ def test_a_failed_step_of_the_end_stops_no_other_step(failing: str, tmp_path: Pa
     runner.sources = {"ingest": SimpleNamespace(close=lambda: step("close"))}
     runner.leases = {"ingest": SimpleNamespace(release=lambda: step("release"))}
     runner.log = SimpleNamespace(close=lambda: step("log"))
-    runner._shut_down(SimpleNamespace(stop=lambda: step("stop")))
+    runner._epochs = SimpleNamespace(stop=lambda: step("stop"))
+    runner._shut_down()
     assert made == ["stop", "close", "release", "log"]
     assert reported == ["while stopping: RetryableError: NATS did not answer"]
     assert runner.stop_requested.is_set()
