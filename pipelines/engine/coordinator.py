@@ -85,6 +85,9 @@ class Coordinator:
         self._border_callbacks: list[Callable[[], None]] = []
         self._kept_lanes = 0
         self._begun_epoch, self._epoch_tasks, self._ended_epoch = 0, 0, 0
+        self._to_begin = 0
+        self._begun: set[Process] = set()
+        """The processes that have a task of the epoch, of which there are `_to_begin`."""
         self.changed = threading.Event()
         """Set with each report, and with each halt or wait that the runner notes itself."""
         self.is_stopping = False
@@ -104,12 +107,15 @@ class Coordinator:
         with self._lock:
             if self.is_stopping:
                 return Joined(is_stopping=True)
+            self._note_task(join.process, join.epoch)
             wanted = sorted(range(self.tasks), key=lambda number: (not self.shares[number], number != join.share))
             free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
             if not free:
                 for member in self._members.values():
                     member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
                 processes = tuple(member.process for member in self._members.values())
+                if join.share >= self.tasks:
+                    return Joined(is_stopping=True)
                 return Joined(held_by=processes, ended_epoch=self._ended_epoch)
             epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
             self._granted.add(free[0])
@@ -141,6 +147,8 @@ class Coordinator:
                 return Answer(is_replaced=True)
             if any(self._legs[leg].lease.lost.is_set() for leg in self.shares[report.share]):
                 return Answer(is_replaced=True)
+            if report.has_task:
+                self._note_task(report.process, report.epoch)
             for name, status in report.legs.items():
                 view = self._legs[LegId.parse(name)]
                 view.status, view.process = status, report.process
@@ -221,14 +229,22 @@ class Coordinator:
         """Begin an epoch of the query; return its number, which no other one of this runner has, and its tasks."""
         with self._lock:
             self._begun_epoch, self._epoch_tasks = self._begun_epoch + 1, self.tasks
+            self._to_begin, self._begun = self.tasks, set()
             return self._begun_epoch, self._epoch_tasks
 
     @property
     def is_border_due(self) -> bool:
-        """Whether the epoch has fewer tasks than the run keeps, and every process reports: one that does not would keep its task."""
+        """Whether the epoch has fewer tasks than the run keeps, each has begun, and every process reports.
+
+        Until the last task has ended the others' processes, and so their executors, are without one.
+        """
         with self._lock:
             is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in self._members.values())
-            return self._epoch_tasks < self.tasks and is_heard
+            return self._epoch_tasks < self.tasks and is_heard and len(self._begun) >= self._to_begin
+
+    def _note_task(self, process: Process, epoch: int) -> None:
+        if epoch == self._begun_epoch:
+            self._begun.add(process)
 
     def end_epoch(self) -> None:
         """Let every task of the epoch end; what works in their processes goes on."""

@@ -58,18 +58,20 @@ def _place() -> str:
 class Join(Form):
     """A process asks for a share: this one, or another that nobody works on.
 
-    `release`: the versions with which it works. `gone`: holders of shares that ended on its host, where it can tell.
+    `release`: the versions with which it works. `gone`: holders of shares that ended on its host, where it can tell. `epoch`: that of the
+    query whose task asks.
     """
 
     share: Count
     process: Process
     release: dict[Text, Text] = field(default_factory=dict)
     gone: tuple[Process, ...] = ()
+    epoch: Count = 0
 
 
 @dataclass(frozen=True)
 class Joined(Form):
-    """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), and while the runner stops.
+    """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), nor if there is no use for it.
 
     `lanes`: how many the run may have. `held_by`: the processes that have the shares, if none is free. `ended_epoch`: as in `Answer`.
     """
@@ -87,7 +89,7 @@ class Joined(Form):
 class Report(Form):
     """The state of a share's legs. `notes`: what the runner shall announce.
 
-    `has_task`: a task of Spark holds the share. `has_ended`: the process does no more for it.
+    `has_task`: a task of Spark holds the share, of this `epoch` of the query. `has_ended`: the process does no more for it.
     """
 
     share: Count
@@ -95,6 +97,7 @@ class Report(Form):
     legs: dict[Text, LegStatus] = field(default_factory=dict)
     notes: tuple[Text, ...] = ()
     has_task: Flag = True
+    epoch: Count = 0
     has_ended: Flag = False
 
 

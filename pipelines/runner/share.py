@@ -62,7 +62,7 @@ class Share:
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
         self._has_task = True
         self._lanes: list[Lanes] = []
-        self._ended_epoch = 0
+        self._epoch, self._ended_epoch = 0, 0
         self._turn = threading.Condition()
         """Notified when an epoch of the query is over, and when the share has ended."""
         self.ended = threading.Event()
@@ -77,6 +77,7 @@ class Share:
         """
         self._line.on_stop(self.stop)
         self._line.on_border(self._news.set)
+        self._epoch = epoch
         joined = self._joined(epoch)
         if joined.epochs or joined.lane:
             self._number = joined.share
@@ -114,7 +115,7 @@ class Share:
         """Return the share that is given, neither legs nor a lane after a stop, or when the epoch is over."""
         gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
-            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone))
+            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone, epoch))
             gone = tuple(process for process in joined.held_by if process.is_dead())
             if joined.epochs or joined.lane:
                 return joined
@@ -132,7 +133,7 @@ class Share:
 
     def hold(self, epoch: int, seconds: float) -> dict[LegId, int]:
         """Wait until the share has ended, the epoch is over, or so many seconds have passed; return each leg's rows since the last call."""
-        self._has_task = True
+        self._epoch, self._has_task = epoch, True
         with self._turn:
             self._turn.wait_for(lambda: self.ended.is_set() or self._ended_epoch >= epoch, seconds)
         self.is_over, self._has_task = self.ended.is_set(), False
@@ -166,7 +167,9 @@ class Share:
         notes, asked_at = tuple(self._notes), self._clock()
         statuses = {str(thread.leg.name): thread.leg.status for thread in self._legs}
         try:
-            answer = self._line.report(Report(self._number, self._process, statuses, notes, self._has_task, has_ended))
+            answer = self._line.report(
+                Report(self._number, self._process, statuses, notes, self._has_task, epoch=self._epoch, has_ended=has_ended)
+            )
         except RetryableError:
             return
         except HaltError:

@@ -1,4 +1,4 @@
-"""`tallyflow run` that adds lanes after half a second of large plans and takes them away after five seconds without: no case waits long.
+"""`tallyflow run` that adds lanes after half a second of large plans and takes them away after twenty seconds without: no case waits long.
 
 Started as a script, with the arguments of `tallyflow`.
 """
@@ -11,7 +11,7 @@ from pipelines.runner.spark_engine import SparkEngine
 class EagerEngine(SparkEngine):
     """Runs as a user's runs do, but for its limits."""
 
-    limits = Limits(busy_seconds=0.5, quiet_seconds=5.0)
+    limits = Limits(busy_seconds=0.5, quiet_seconds=20.0)
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ def test_a_run_starts_with_its_legs_only(case: Case) -> None:
     assert (coordinator.begin_epoch(), coordinator.most_lanes) == ((1, 1), 2)
     assert coordinator.join(_join(2, ONE)).epochs == {LEG: 1}
     assert coordinator.has_joined
-    assert coordinator.join(_join(2, OTHER)) == Joined(held_by=(ONE,))
+    assert coordinator.join(_join(0, OTHER)) == Joined(held_by=(ONE,))
     coordinator.keep_lanes(1)
     assert not coordinator.has_joined
     assert coordinator.join(_join(2, OTHER)).lane == 1
@@ -369,8 +369,13 @@ def test_a_lane_that_is_not_kept_leaves_and_is_not_asked(crowd: Crowd) -> None:
     assert (crowd.hear(0, ONE).lanes, crowd.coordinator.lanes) == ((1,), 1)
     assert not crowd.hear(1, OTHER).is_stopping
     assert crowd.hear(2, THIRD, has_ended=True).is_stopping
-    assert crowd.coordinator.join(_join(2, THIRD)).lane == 0
+    assert crowd.coordinator.join(_join(2, THIRD)) == Joined(is_stopping=True), "a late task is sent away"
     assert not crowd.coordinator.is_border_due
+    crowd.coordinator.keep_lanes(2)
+    for share, process in enumerate((ONE, OTHER, THIRD)):
+        crowd.hear(share, process, epoch=1)
+    assert crowd.coordinator.join(replace(_join(2, THIRD), epoch=1)).lane == 2
+    crowd.coordinator.keep_lanes(1)
     crowd.coordinator.keep_lanes(2)
     assert crowd.coordinator.is_border_due, "its task has ended"
 
@@ -378,7 +383,7 @@ def test_a_lane_that_is_not_kept_leaves_and_is_not_asked(crowd: Crowd) -> None:
 def test_a_border_is_due_when_lanes_are_to_join(crowd: Crowd) -> None:
     crowd.coordinator.keep_lanes(0)
     number, tasks = crowd.coordinator.begin_epoch()
-    crowd.given(ONE, 0)
+    crowd.coordinator.join(replace(_join(0, ONE), epoch=number))
     assert not crowd.coordinator.is_border_due
     crowd.coordinator.keep_lanes(2)
     assert (tasks, crowd.coordinator.is_border_due) == (1, True)
@@ -393,6 +398,20 @@ def test_a_border_is_due_when_lanes_are_to_join(crowd: Crowd) -> None:
     assert (borders, crowd.hear(0, ONE).ended_epoch) == (["border"], number)
     assert crowd.coordinator.begin_epoch() == (number + 1, 3)
     assert not crowd.coordinator.is_border_due
+
+
+def test_no_border_is_due_while_a_task_has_not_begun(crowd: Crowd) -> None:
+    """Its process may take long to start, and the others would be without a task until it has ended."""
+    crowd.coordinator.keep_lanes(1)
+    number, tasks = crowd.coordinator.begin_epoch()
+    crowd.coordinator.join(replace(_join(0, ONE), epoch=number))
+    crowd.coordinator.keep_lanes(0)
+    crowd.coordinator.keep_lanes(2)
+    assert (tasks, crowd.coordinator.is_border_due) == (2, False)
+    crowd.coordinator.join(replace(_join(1, OTHER), epoch=number - 1))
+    assert not crowd.coordinator.is_border_due, "that is a task of the epoch before"
+    crowd.hear(1, OTHER, epoch=number)
+    assert crowd.coordinator.is_border_due
 
 
 def test_a_process_without_a_share_hears_of_the_border(crowd: Crowd) -> None:

@@ -108,10 +108,10 @@ class Going(Epochs):
         self.members = [self.join(number) for number in range(3)]
 
     def join(self, number: int) -> int:
-        return self.coordinator.join(Join(number, Process("elsewhere", number, ""), dict(own_release()))).share
+        return self.coordinator.join(Join(number, Process("elsewhere", number, ""), dict(own_release()), epoch=self.epoch)).share
 
     def _begin(self) -> None:
-        self.coordinator.begin_epoch()
+        self.epoch, _ = self.coordinator.begin_epoch()
         self._began = self.clock.seconds()
 
     def _border(self) -> None:
@@ -124,7 +124,7 @@ class Going(Epochs):
             self.clock.sleep(0.5)
             self.views[SINGLE.legs[1]].status.seconds_large += 0.5 * large
             for number in self.members:
-                self.coordinator.report(Report(number, Process("elsewhere", number, "")))
+                self.coordinator.report(Report(number, Process("elsewhere", number, ""), epoch=self.epoch))
             self.look()
 
 

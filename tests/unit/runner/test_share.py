@@ -208,6 +208,15 @@ def test_a_share_reports_whether_a_task_holds_it() -> None:
     assert [report.has_task for report in line.reports] == [True, False]
 
 
+def test_a_share_reports_the_epoch_of_its_task() -> None:
+    line = Spoken(Answer(10.0))
+    share = share_of(line, ManualClock())
+    for epoch in (3, 4):
+        share.hold(epoch, 0.0)
+        share._report()
+    assert [report.epoch for report in line.reports] == [3, 4]
+
+
 def held(share: Share, epoch: int, seconds: float) -> threading.Thread:
     thread = threading.Thread(target=share.hold, args=(epoch, seconds))
     thread.start()
