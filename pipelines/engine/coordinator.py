@@ -234,12 +234,13 @@ class Coordinator:
 
     @property
     def is_border_due(self) -> bool:
-        """Whether the epoch has fewer tasks than the run keeps, each has begun, and every process reports.
+        """Whether the epoch has fewer tasks than the run keeps, each has begun, and its process reports.
 
         Until the last task has ended the others' processes, and so their executors, are without one.
         """
         with self._lock:
-            is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in self._members.values())
+            holders = [member for member in self._members.values() if member.process in self._begun]
+            is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in holders)
             return self._epoch_tasks < self.tasks and is_heard and len(self._begun) >= self._to_begin
 
     def _note_task(self, process: Process, epoch: int) -> None:

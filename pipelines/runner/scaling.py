@@ -4,7 +4,7 @@ What enters is the time, and the seconds that each leg has spent on such plans; 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,14 @@ class Scaling:
 
         `working`: the lanes that have a process. While one lacks, none is added: there is no slot, or the lane is about to begin.
         """
-        if self.busy is None or self.quiet is None:
-            return Scaling(self.lanes, now, now)
-        scaling = self if working >= self.lanes else replace(self, busy=now)
-        if scaling.busy is not None and now.at - scaling.busy.at >= limits.busy_seconds:
-            if scaling.busy.share(now) >= limits.busy_share and self.lanes < most:
+        busy = now if self.busy is None or working < self.lanes else self.busy
+        quiet = self.quiet or now
+        if now.at - busy.at >= limits.busy_seconds:
+            if busy.share(now) >= limits.busy_share and self.lanes < most:
                 return Scaling(min(most, 2 * self.lanes + 1), now, now)
-            scaling = replace(scaling, busy=now)
-        if now.at - self.quiet.at >= limits.quiet_seconds:
-            if self.quiet.share(now) <= limits.quiet_share and self.lanes:
+            busy = now
+        if now.at - quiet.at >= limits.quiet_seconds:
+            if quiet.share(now) <= limits.quiet_share and self.lanes:
                 return Scaling(self.lanes // 2, now, now)
-            scaling = replace(scaling, quiet=now)
-        return scaling
+            quiet = now
+        return Scaling(self.lanes, busy, quiet)

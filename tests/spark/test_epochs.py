@@ -44,11 +44,13 @@ def test_legs_stay_in_their_worker_over_many_epochs(case: PipelineCase, session:
     processes: dict[LegId, set[Process | None]] = {leg: set() for leg in runner.legs}
     epochs = set()
     with case.load():
-        for rows in range(500, 4000, 500):
+        for rows in range(500, 100_000, 500):
             case.wait_count(rows)
             for name, leg in runner.legs.items():
                 processes[name].add(leg.process)
             epochs.add(session.streams.active[0].lastProgress.batchId)
+            if rows > 3000 and len(epochs) > 2:
+                break
     wait_until(lambda: case.count() == case.good, "all rows")
     runner.request_stop()
     thread.join(PATIENCE_SECONDS)

@@ -414,6 +414,17 @@ def test_no_border_is_due_while_a_task_has_not_begun(crowd: Crowd) -> None:
     assert crowd.coordinator.is_border_due
 
 
+def test_a_lane_that_died_before_holds_up_no_border(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    crowd.coordinator.keep_lanes(0)
+    number, _ = crowd.coordinator.begin_epoch()
+    crowd.clock.sleep(SILENT_SECONDS + 1)
+    crowd.hear(0, ONE, epoch=number)
+    crowd.coordinator.keep_lanes(1)
+    assert crowd.coordinator.is_border_due
+
+
 def test_a_process_without_a_share_hears_of_the_border(crowd: Crowd) -> None:
     crowd.coordinator.keep_lanes(0)
     number, _ = crowd.coordinator.begin_epoch()
