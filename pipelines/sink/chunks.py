@@ -9,8 +9,11 @@ ClickHouse refuses alone. State: none; the ledger holds everything that is plann
 import hashlib
 import zlib
 from base64 import b64decode, b64encode
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +53,22 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        return sum(message.rows for message in self.messages)
+        return self.ends[-1]
 
-    @property
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The number of rows up to the end of each frame."""
+        return tuple(accumulate(message.rows for message in self.messages))
+
+    @cached_property
     def digest(self) -> str:
         """The name of the chunk's rows."""
         return payloads_digest(self.messages)
+
+    def part(self, first: int, end: int) -> tuple["Chunk", int]:
+        """Return the frames that hold the rows [`first`, `end`), and the number of the first row of these frames."""
+        begin, last = bisect_right(self.ends, first), bisect_left(self.ends, end)
+        return Chunk(self.messages[begin : last + 1]), self.ends[begin - 1] if begin else 0
 
     @property
     def configs(self) -> frozenset[str]:
@@ -171,6 +184,26 @@ class Pieces:
             # ClickHouse would drop other rows under a used token as known.
             suffix = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
         return of_chunk + suffix
+
+
+class ChunkRows:
+    """The rows of a chunk, `columns` only. One stretch of its frames is decoded at a time, as the next piece needs it."""
+
+    def __init__(self, chunk: Chunk, columns: Sequence[str]) -> None:
+        self._chunk, self._columns = chunk, columns
+        self._first = self._end = 0
+        self._decoded = pa.table({})
+
+    def of(self, pieces: Pieces) -> pa.Table:
+        """Return the rows of the next piece that are to be sent."""
+        first, end = pieces.sent, pieces.ends[0]
+        if not self._first <= first < end <= self._end:
+            self._decoded = pa.table({})
+            part, self._first = self._chunk.part(first, end)
+            self._end = self._first + part.rows
+            self._decoded = chunk_rows(part, self._columns)
+        sending = pieces.to_send() - self._first
+        return self._decoded if len(sending) == self._decoded.num_rows else self._decoded.take(sending)
 
 
 def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:

@@ -18,7 +18,8 @@ from support.edited_case import Document, alter
 from support.pipeline_case import PipelineCase, Position
 
 import pipelines.engine.leg
-import pipelines.sink.leg
+import pipelines.sink.attempts
+import pipelines.sink.inserts
 from pipelines.errors import HaltError
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -292,7 +293,7 @@ class History:
                 raise HaltError("stopped here")
 
         with self.patch.context() as patch:
-            for module in (pipelines.engine.leg, pipelines.sink.leg):
+            for module in (pipelines.engine.leg, pipelines.sink.attempts, pipelines.sink.inserts):
                 patch.setattr(module, "reach", reach)
             # In place of a kill: the runner ends, its plan stays open.
             try:

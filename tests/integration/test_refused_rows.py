@@ -7,7 +7,7 @@ import pytest
 from support.pipeline_case import PipelineCase
 from support.refused_case import BAD, make_strict, mend, refused
 
-import pipelines.sink.leg
+import pipelines.sink.refusal_limits
 from pipelines.errors import HaltError
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.tally import tally
@@ -97,7 +97,7 @@ def test_a_views_refusal_halts_and_once_mended_stores_once(case: PipelineCase) -
 
 
 def test_a_table_that_refuses_row_after_row_stops_the_leg(strict: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines.sink.leg, "MAX_REFUSED_ROWS", 5)
+    monkeypatch.setattr(pipelines.sink.refusal_limits, "MAX_REFUSED_ROWS", 5)
     strict.client().command(f"ALTER TABLE {strict.table} ADD CONSTRAINT none CHECK id < 0")
     # One partition: which row is refused first is the order of its records.
     strict.send_events(60, partitions=1)

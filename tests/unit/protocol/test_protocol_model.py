@@ -170,7 +170,7 @@ def cuts_without_asking(*_: object) -> npt.NDArray[np.int64]:
 
 def test_a_sink_that_cuts_without_asking_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused may have stored partitions, and what was stored may be refused when it is sent again."""
-    monkeypatch.setattr("pipelines.sink.leg.stored_rows", cuts_without_asking)
+    monkeypatch.setattr("pipelines.sink.attempts.stored_rows", cuts_without_asking)
     with pytest.raises(AssertionError, match="table"):
         for seed in seeds(10):
             play(seed)

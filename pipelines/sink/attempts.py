@@ -1,0 +1,187 @@
+"""The inserts of a planned chunk, piece after piece, until each of its rows is in the table or refused.
+
+If the sink refuses a piece for single rows, it is cut until these rows stand alone: they become dead letters, the others are inserted.
+Before a cut or a refusal is decided, the table is asked which rows it has (`settling`). Every such decision is on the ledger before the
+next insert (`chunks.Pieces`), so a restart continues with the same pieces.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pipelines.engine.connections import Connections
+from pipelines.engine.leg import Tenure
+from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
+from pipelines.process.stage_config import config_of
+from pipelines.protocol.bodies import SinkDone, SinkPlan
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
+from pipelines.protocol.ledger import Chain, Entry
+from pipelines.sink.chunks import Chunk, ChunkRows, Pieces, Rows
+from pipelines.sink.inserts import check_columns, insert, insert_columns, token_of, work_of
+from pipelines.sink.refusal_limits import RefusalLimits
+from pipelines.sink.refused_rows import Refused
+from pipelines.sink.settling import Sent, stored_rows
+
+AMBIGUOUS_ATTEMPTS = 3
+"""Refusals for a cause that may be the table's, or inserts that took too long, after which a piece is cut."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known before an attempt at the next of the `pieces` of a chunk."""
+
+    plan: Entry[SinkPlan]
+    chunk: Chunk
+    rows: ChunkRows
+    pieces: Pieces
+
+
+@dataclass
+class _Tries:
+    """The attempts at one piece, under the plan of this sequence.
+
+    `since`: when an insert of unknown outcome was last running (monotonic).
+    """
+
+    plan: int
+    since: float | None
+    too_large: InsertTooLargeError | None = None
+    too_large_count: int = 0
+    ambiguous: int = 0
+
+
+class Attempts:
+    """The attempts of one start of a sink leg. `begun`: returns when this process took the leg over."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        chain: Chain[SinkPlan, SinkDone],
+        tenure: Tenure,
+        clock: Callable[[], float],
+        begun: Callable[[], float],
+    ) -> None:
+        self._connections, self._chain, self._tenure, self._clock, self._begun = connections, chain, tenure, clock, begun
+        self.limits = RefusalLimits(connections)
+        self._tries: _Tries | None = None
+        """The attempts at the piece in work."""
+        self._ambiguous_chunk = 0
+        """The end of the last chunk that was refused AMBIGUOUS_ATTEMPTS times for a cause that may be the table's: it is cut at once."""
+        self._decided: tuple[int, Pieces] | None = None
+        """The decision after the last insert, and the sequence of the plan of that insert."""
+
+    def settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
+        """Insert the rows of the chunk that the sink takes; return the refused ones. Each decision is on the ledger before its effect."""
+        pieces = Pieces.of(plan.body.pieces, chunk.rows)
+        rows = ChunkRows(chunk, insert_columns(self._connections, config_of(self._connections, plan.body.config)))
+        while pieces.ends:
+            if self._decided is None or self._decided[0] != plan.sequence:
+                self._decided = (plan.sequence, self._attempt(Turn(plan, chunk, rows, pieces)))
+            # After an append of unknown outcome the same decision is appended again: another attempt at the insert might end otherwise.
+            before, pieces = pieces, self._decided[1]
+            if pieces.ends or pieces.refused != before.refused:
+                plan = self._chain.amend(replace(plan.body, pieces=pieces.planned()))
+                reach("sink.after-amend")
+        return pieces.refused
+
+    def _attempt(self, turn: Turn) -> Pieces:
+        """Attempt one insert of the next piece; return the progress after its outcome."""
+        if self._tries is None or self._tries.plan != turn.plan.sequence:
+            # An earlier runner may have sent the piece.
+            is_of_another = turn.plan.epoch != self._chain.state.epoch
+            self._tries = _Tries(turn.plan.sequence, self._begun() if is_of_another else None)
+        tries = self._tries
+        if tries.too_large is not None and tries.too_large_count >= AMBIGUOUS_ATTEMPTS:
+            # Settle the piece before it is sent again; otherwise one of its inserts would always be on its way.
+            return self._after_too_large(turn, tries, tries.too_large)
+        try:
+            self._insert(turn, tries)
+        except RefusedError as refusal:
+            return self._after_refusal(turn, tries, refusal)
+        except InsertTooLargeError as error:
+            if len(turn.pieces.to_send()) > 1:
+                tries.too_large, tries.too_large_count = error, tries.too_large_count + 1
+            raise
+        self.limits.note_insert()
+        return turn.pieces.inserted()
+
+    def _after_refusal(self, turn: Turn, tries: _Tries, refusal: RefusedError) -> Pieces:
+        chunk, pieces = turn.chunk, turn.pieces
+        if not refusal.is_known and self._ambiguous_chunk != chunk.last:
+            tries.ambiguous += 1
+            if tries.ambiguous < AMBIGUOUS_ATTEMPTS:
+                raise RetryableError(f"inserting a chunk: {refusal}; retrying the same chunk with its token before it is cut") from refusal
+            self._ambiguous_chunk = chunk.last
+        if self._connections.config.sink.delivery == "exactly_once":
+            stored = self._stored(turn, tries.since, str(refusal), refusal.is_whole)
+            if len(stored):
+                self._check_no_view(turn.plan.body, str(refusal))
+                return pieces.found(stored)
+        after = pieces.refuse(refusal.of_one_row, refusal.row)
+        if after.refused != pieces.refused:
+            self.limits.check(turn.plan.body, chunk, pieces, refusal)
+        return after
+
+    def _after_too_large(self, turn: Turn, tries: _Tries, error: InsertTooLargeError) -> Pieces:
+        """Cut the piece, unless its rows are in the table.
+
+        Raise RetryableError if the table cannot tell, or if a view may lack the rows.
+        """
+        if self._connections.config.sink.delivery == "at_least_once":
+            return turn.pieces.cut()
+        try:
+            stored = self._stored(turn, tries.since, str(error), is_certain=False)
+        except HaltError as halt:
+            tries.too_large_count = 0
+            raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
+        if not len(stored):
+            return turn.pieces.cut()
+        if self._connections.sink.views_on(*_database_and_name(turn.plan.body)):
+            tries.too_large_count = 0
+            raise RetryableError(
+                f"{error}. The chunk is not cut: the table holds rows of it that a materialized view may lack. "
+                "Raise `max_insert_time` in the sink, or detach the view"
+            ) from error
+        return turn.pieces.found(stored)
+
+    def _stored(self, turn: Turn, since: float | None, outcome: str, is_certain: bool) -> Rows:
+        """Return the rows of the next piece that are in the table, by their numbers in the chunk."""
+        age = None if since is None else self._clock() - since
+        work = work_of(self._connections, turn.chunk)
+        sent = Sent(turn.plan.body.table, turn.rows.of(turn.pieces), work, age, outcome)
+        most = self._connections.config.sink.max_insert_time
+        found: Rows = turn.pieces.to_send()[stored_rows(self._connections.sink, sent, most, is_certain)]
+        return found
+
+    def _check_no_view(self, plan: SinkPlan, refusal: str) -> None:
+        """Raise HaltError if the table that holds rows of a refused piece feeds views: these have not seen the rows (measured, 26.9)."""
+        views = self._connections.sink.views_on(*_database_and_name(plan))
+        if views:
+            raise HaltError(
+                f"inserting a chunk into {plan.table}: {refusal}. Rows of the chunk are in the table, and its materialized views "
+                f"({', '.join(view.full_name for view in views)}) may lack them. Correct the table so that it takes the rows and start "
+                "again: the same chunk is sent with its token, and the views get the missing rows. Or detach the views, start, and fill "
+                "them from the table"
+            )
+
+    def _insert(self, turn: Turn, tries: _Tries) -> None:
+        """Attempt one insert.
+
+        A sink cannot fence a late insert, so none starts if another runner may soon take over.
+        """
+        rows, plan = turn.rows.of(turn.pieces), turn.plan.body
+        # First, because its answer may take long; the lease is checked after it.
+        check_columns(self._connections, config_of(self._connections, plan.config), rows)
+        if self._tenure.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+            raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
+        token = turn.pieces.token(token_of(self._connections, plan, turn.chunk), turn.chunk.rows)
+        try:
+            insert(self._connections, plan.table, rows, token, work_of(self._connections, turn.chunk))
+        except (RetryableError, HaltError):
+            tries.since = self._clock()
+            raise
+
+
+def _database_and_name(plan: SinkPlan) -> tuple[str, str]:
+    database, _, name = plan.table.partition(".")
+    return database, name
