@@ -94,7 +94,7 @@ class Leg(ABC, Generic[P, D]):
         self.stop, self.means = stop, means
         self.status = LegStatus()
         self.begun = means.clock()
-        """The time at which this process took the leg over; earlier ones have written nothing since."""
+        """The time after which nothing that works for an earlier process has begun an insert."""
 
     @abstractmethod
     def open_input(self) -> Input:
@@ -119,6 +119,7 @@ class Leg(ABC, Generic[P, D]):
     def begin(self) -> Offset:
         """Take the chain over; return its end, from which the input continues. Wait for systems that are away."""
         self.patiently(self.chain.open)
+        self.begun = self.means.clock()
         self.status.totals = dict(self.chain.state.totals)
         start = self.patiently(self.start_offset)
         self.status.state, self.status.reached = "running", dict(start)

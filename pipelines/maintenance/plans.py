@@ -80,7 +80,7 @@ def _described(log: JetStream, names: Names, leg: LegId, state: ChainState[Plan,
     of_chunk = replace(
         open_plan, config=body.config, table=body.table, rows=body.rows, abandoned=body.abandoned.rows if body.abandoned else 0
     )
-    return replace(of_chunk, settled=pieces.sent, refused=len(pieces.refused), pieces=len(pieces.ends))
+    return replace(of_chunk, settled=pieces.settled, refused=len(pieces.refused), pieces=len(pieces.ends))
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Abandonment:
             lease = reached.lease()
             epoch = lease.acquire()
             opened.callback(lease.release)
-            self._began = clock()
             self._chain = Chain(self._log, self._names, reached.leg.chain, epoch)
             self._chain.open()
+            self._began = clock()
             state = self._log.state(self._names.stream(self._out))
             self._end = state.last_sequence if state else 0
             self._opened = opened.pop_all()

@@ -22,12 +22,14 @@ from pipelines.protocol.ledger import Chain
 from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
 from pipelines.runner.leg_thread import LegThread
 from pipelines.sink.leg import SinkLeg
+from pipelines.sink.parts import SINK_PART, insert_part
 
 LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
 LANE_WORKS: Mapping[str, Callable[[Connections, str], bytes]] = {
     INGEST_PART: ingest_part,
     STAGES_PART: stages_part,
     BUCKETS_PART: buckets_part,
+    SINK_PART: insert_part,
 }
 """What a lane can do for the legs."""
 _JOIN_EVERY_SECONDS = 0.05

@@ -7,6 +7,9 @@ next insert (`chunks.Pieces`), so a restart continues with the same pieces.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import Tenure
@@ -16,19 +19,17 @@ from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Chain, Entry
-from pipelines.sink.chunks import Chunk, ChunkRows, Pieces, Rows
+from pipelines.sink.chunks import Chunk, ChunkRows, Pieces, Rows, insert_block
 from pipelines.sink.inserts import check_columns, insert, insert_columns, token_of, work_of
-from pipelines.sink.refusal_limits import RefusalLimits
+from pipelines.sink.parts import Parts
+from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS, RefusalLimits
 from pipelines.sink.refused_rows import Refused
 from pipelines.sink.settling import Sent, stored_rows
-
-AMBIGUOUS_ATTEMPTS = 3
-"""Refusals for a cause that may be the table's, or inserts that took too long, after which a piece is cut."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is known before an attempt at the next of the `pieces` of a chunk."""
+    """The state before an attempt at the next of the `pieces` of a chunk."""
 
     plan: Entry[SinkPlan]
     chunk: Chunk
@@ -69,6 +70,10 @@ class Attempts:
         """The end of the last chunk that was refused AMBIGUOUS_ATTEMPTS times for a cause that may be the table's: it is cut at once."""
         self._decided: tuple[int, Pieces] | None = None
         """The decision after the last insert, and the sequence of the plan of that insert."""
+        self._parts: tuple[int, Parts] | None = None
+        """The end of the chunk whose pieces are sent at once, and these pieces."""
+        self._in_order = 0
+        """The end of the last chunk whose pieces were sent at once, and of which those that are left are sent one by one."""
 
     def settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
         """Insert the rows of the chunk that the sink takes; return the refused ones. Each decision is on the ledger before its effect."""
@@ -85,7 +90,9 @@ class Attempts:
         return pieces.refused
 
     def _attempt(self, turn: Turn) -> Pieces:
-        """Attempt one insert of the next piece; return the progress after its outcome."""
+        """Attempt one insert of the next piece, or of all pieces of a plan of several; return the progress after the outcome."""
+        if self._is_for_all(turn):
+            return self._attempt_all(turn)
         if self._tries is None or self._tries.plan != turn.plan.sequence:
             # An earlier runner may have sent the piece.
             is_of_another = turn.plan.epoch != self._chain.state.epoch
@@ -105,6 +112,53 @@ class Attempts:
         self.limits.note_insert()
         return turn.pieces.inserted()
 
+    def _is_for_all(self, turn: Turn) -> bool:
+        """Return True if nothing was decided about the pieces of the plan, but their ends, which are those of frames."""
+        return self._in_order != turn.chunk.last and turn.pieces.is_as_planned and {*turn.pieces.ends} <= {*turn.chunk.ends}
+
+    def _attempt_all(self, turn: Turn) -> Pieces:
+        """Send all pieces at once. Those that are refused are left, once the table was asked about each of them.
+
+        Before it is asked the plan is appended as it is, so that no lane begins an insert any more. Without the answers a piece would be
+        sent again behind all inserts that a cut of another one takes, and its token may be forgotten by then.
+        """
+        parts, is_exact = self._parts_of(turn), self._connections.config.sink.delivery == "exactly_once"
+        if parts.open:
+            self._check_right()
+            parts.insert(self._chain.state.sequence, self._check_right)
+            if parts.confirmed:
+                self.limits.note_insert()
+            if parts.refused and is_exact:
+                return turn.pieces
+        found = parts.confirmed_rows()
+        if is_exact and parts.refused:
+            found += self._stored_of_refused(turn, parts)
+        self._parts, self._in_order = None, turn.chunk.last
+        return turn.pieces.found(np.concatenate([np.zeros(0, np.int64), *found]))
+
+    def _parts_of(self, turn: Turn) -> Parts:
+        if self._parts is None or self._parts[0] != turn.chunk.last:
+            # Lanes of an earlier process may have been asked.
+            is_of_another = turn.plan.epoch != self._chain.state.epoch
+            parts = Parts(self._connections, turn.plan.body, turn.chunk, turn.pieces.ends, is_of_another)
+            self._parts = turn.chunk.last, parts
+        return self._parts[1]
+
+    def _stored_of_refused(self, turn: Turn, parts: Parts) -> list[Rows]:
+        """Return the rows of refused pieces that are in the table."""
+        parts.fenced_at = self._clock() if parts.fenced_at is None else parts.fenced_at
+        since = parts.fenced_at if parts.is_doubtful else None
+        found = []
+        for number, why in sorted(parts.refused.items()):
+            of_piece = replace(turn, pieces=parts.pieces[number])
+            if number in parts.too_large:
+                found.append(self._stored_of_too_large(of_piece, since, why, partial(parts.reopen, number)))
+                continue
+            found.append(self._stored(of_piece, since, why, is_certain=False))
+            if len(found[-1]):
+                self._check_no_view(turn.plan.body, why)
+        return found
+
     def _after_refusal(self, turn: Turn, tries: _Tries, refusal: RefusedError) -> Pieces:
         chunk, pieces = turn.chunk, turn.pieces
         if not refusal.is_known and self._ambiguous_chunk != chunk.last:
@@ -123,26 +177,33 @@ class Attempts:
         return after
 
     def _after_too_large(self, turn: Turn, tries: _Tries, error: InsertTooLargeError) -> Pieces:
-        """Cut the piece, unless its rows are in the table.
-
-        Raise RetryableError if the table cannot tell, or if a view may lack the rows.
-        """
+        """Cut the piece, unless its rows are in the table."""
         if self._connections.config.sink.delivery == "at_least_once":
             return turn.pieces.cut()
+
+        def send_again() -> None:
+            tries.too_large_count = 0
+
+        stored = self._stored_of_too_large(turn, tries.since, str(error), send_again)
+        return turn.pieces.found(stored) if len(stored) else turn.pieces.cut()
+
+    def _stored_of_too_large(self, turn: Turn, since: float | None, why: str, send_again: Callable[[], None]) -> Rows:
+        """Return the rows of the next piece, whose inserts took too long, that are in the table.
+
+        Raise RetryableError, and call `send_again`, if the table cannot tell, or if a view may lack the rows.
+        """
         try:
-            stored = self._stored(turn, tries.since, str(error), is_certain=False)
+            stored = self._stored(turn, since, why, is_certain=False)
         except HaltError as halt:
-            tries.too_large_count = 0
-            raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from error
-        if not len(stored):
-            return turn.pieces.cut()
-        if self._connections.sink.views_on(*_database_and_name(turn.plan.body)):
-            tries.too_large_count = 0
+            send_again()
+            raise RetryableError(f"{halt}. Or raise `max_insert_time` in the sink") from halt
+        if len(stored) and self._connections.sink.views_on(*_database_and_name(turn.plan.body)):
+            send_again()
             raise RetryableError(
-                f"{error}. The chunk is not cut: the table holds rows of it that a materialized view may lack. "
+                f"{why}. The chunk is not cut: the table holds rows of it that a materialized view may lack. "
                 "Raise `max_insert_time` in the sink, or detach the view"
-            ) from error
-        return turn.pieces.found(stored)
+            )
+        return stored
 
     def _stored(self, turn: Turn, since: float | None, outcome: str, is_certain: bool) -> Rows:
         """Return the rows of the next piece that are in the table, by their numbers in the chunk."""
@@ -165,21 +226,22 @@ class Attempts:
             )
 
     def _insert(self, turn: Turn, tries: _Tries) -> None:
-        """Attempt one insert.
-
-        A sink cannot fence a late insert, so none starts if another runner may soon take over.
-        """
         rows, plan = turn.rows.of(turn.pieces), turn.plan.body
         # First, because its answer may take long; the lease is checked after it.
         check_columns(self._connections, config_of(self._connections, plan.config), rows)
-        if self._tenure.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
-            raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
+        block = insert_block(rows)
+        self._check_right()
         token = turn.pieces.token(token_of(self._connections, plan, turn.chunk), turn.chunk.rows)
         try:
-            insert(self._connections, plan.table, rows, token, work_of(self._connections, turn.chunk))
+            insert(self._connections, plan.table, rows.column_names, block, token, work_of(self._connections, turn.chunk))
         except (RetryableError, HaltError):
             tries.since = self._clock()
             raise
+
+    def _check_right(self) -> None:
+        """Raise RetryableError if another runner may soon take over: a sink cannot fence a late insert, so none begins."""
+        if self._tenure.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
+            raise RetryableError("inserting a chunk: waiting for the lease to be renewed (NATS is slow or away)")
 
 
 def _database_and_name(plan: SinkPlan) -> tuple[str, str]:

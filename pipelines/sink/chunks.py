@@ -109,7 +109,7 @@ class Pieces:
     """The progress of a chunk that ClickHouse refuses as a whole. Rows are counted from 0 within the chunk.
 
     Rows before `sent` are settled: in the table, or in `refused`, which has (row, reason). The next piece is [sent, ends[0]) without the
-    rows of `stored`, a bitmap of rows that were found in the table although their insert was refused or not answered. The last of `ends` is
+    rows of `stored`, a bitmap of rows that are in the table although their piece, or one before it, is not settled. The last of `ends` is
     the number of rows; `ends` is empty when all rows are settled. Each step is decided once, before the next insert, so pieces are never
     joined again, not even if the table is repaired half-way.
     """
@@ -143,19 +143,35 @@ class Pieces:
         return rows[~self._bits()[self.sent : self.ends[0]]]
 
     def _bits(self) -> npt.NDArray[np.bool_]:
-        return np.unpackbits(np.frombuffer(self.stored, np.uint8), bitorder="little").astype(bool)
+        bits = np.zeros(self.ends[-1], np.bool_)
+        found = np.unpackbits(np.frombuffer(self.stored, np.uint8), bitorder="little")[: len(bits)]
+        bits[: len(found)] = found
+        return bits
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether nothing has been decided about several pieces of a plan."""
+        return len(self.ends) > 1 and not (self.sent or self.refused or self.stored)
+
+    @property
+    def settled(self) -> int:
+        """The number of rows that need no insert any more."""
+        return self.sent + int(self._bits()[self.sent :].sum()) if self.stored else self.sent
 
     def inserted(self) -> "Pieces":
         """Return the progress after the next piece has been confirmed."""
-        return Pieces(self.ends[0], self.ends[1:], self.refused, self.stored if self.ends[1:] else b"")
+        return self.found(self.to_send())
 
     def found(self, rows: Rows) -> "Pieces":
-        """Return the progress after `rows` of the next piece were found in the table: its missing rows, if any, are the next piece."""
-        bits = self._bits() if self.stored else np.zeros(self.ends[-1], bool)
-        bits = np.pad(bits, (0, max(0, self.ends[-1] - len(bits))))
+        """Return the progress after `rows` of the pieces were found in the table: the next piece is the first that misses rows."""
+        bits = self._bits()
         bits[rows] = True
-        after = replace(self, stored=np.packbits(bits, bitorder="little").tobytes())
-        return after if len(after.to_send()) else after.inserted()
+        missing = np.flatnonzero(~bits[self.sent :])
+        behind = bisect_right(self.ends, self.sent + missing[0]) if len(missing) else len(self.ends)
+        sent = self.ends[behind - 1] if behind else self.sent
+        # A bit of a settled row would only make the plan larger.
+        bits[:sent] = False
+        return Pieces(sent, self.ends[behind:], self.refused, np.packbits(bits, bitorder="little").tobytes() if bits.any() else b"")
 
     def refuse(self, reason: str, at: int | None) -> "Pieces":
         """Return the progress after the next piece has been refused.

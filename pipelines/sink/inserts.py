@@ -1,18 +1,19 @@
-"""One insert of rows of out: their columns, the check of the table before it, and the block."""
+"""One insert of rows of out: their columns, the check of the table before it, and the names by which it is known."""
 
 import math
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from pipelines.engine.connections import Connections
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, InvariantError
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import insert_token, inserts_of_chunk
 from pipelines.protocol.records import POSITION_COLUMNS
-from pipelines.sink.chunks import Chunk, insert_block
+from pipelines.sink.chunks import Chunk
 from pipelines.sink.fit import check_arrow_types, misfits, way_on
 
 
@@ -43,6 +44,15 @@ def check_columns(connections: Connections, config: Program, rows: pa.Table) -> 
         )
 
 
+def check_digest(chunk: Chunk, stream: str, planned: str) -> None:
+    """Raise InvariantError if the frames of a chunk are not those of its plan."""
+    if chunk.digest != planned:
+        raise InvariantError(
+            f"sending chunk {chunk.first}-{chunk.last} of {stream} again: its rows differ from the planned rows (digest {chunk.digest}, "
+            f"planned {planned}); nothing was sent. Compare the table with the stream before you do anything else"
+        )
+
+
 def token_of(connections: Connections, plan: SinkPlan, chunk: Chunk) -> str:
     """Return the insert token of a whole chunk, from which those of its pieces are made."""
     stream_id = connections.run.stream_ids["out"]
@@ -54,10 +64,9 @@ def work_of(connections: Connections, chunk: Chunk) -> str:
     return inserts_of_chunk(connections.names.pipeline, connections.run.stream_ids["out"], chunk.first, chunk.last)
 
 
-def insert(connections: Connections, table: str, rows: pa.Table, token: str, work: str) -> None:
-    """Insert rows as one block; raise as `Sink.insert` does."""
-    block = insert_block(rows)
+def insert(connections: Connections, table: str, columns: Sequence[str], block: bytes, token: str, work: str) -> None:
+    """Insert a block; raise as `Sink.insert` does."""
     seconds = math.ceil(connections.config.sink.max_insert_time.total_seconds())
     reach("sink.before-insert")
-    connections.sink.insert(table, rows.column_names, block, token, seconds, work)
+    connections.sink.insert(table, columns, block, token, seconds, work)
     reach("sink.after-insert")

@@ -8,16 +8,19 @@ from pipelines.connectors.sinks import Sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Hold, Offset, StreamInput
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input
-from pipelines.errors import HaltError, InvariantError, RetryableError
+from pipelines.errors import HaltError, RetryableError
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
-from pipelines.protocol.bodies import SinkDone, SinkPlan
+from pipelines.protocol.bodies import PlannedPieces, SinkDone, SinkPlan
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.records import Message
 from pipelines.sink.abandoned import abandoned_rows, close_abandoned, closing
 from pipelines.sink.attempts import Attempts
 from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.fit import way_on
+from pipelines.sink.inserts import check_digest, insert_columns
+from pipelines.sink.parts import in_parts
+from pipelines.sink.settling import why_unknown
 
 CAUGHT_UP_DELAY_SECONDS = 0.05
 """Limit of the delay in a run that ends once it is caught up."""
@@ -70,12 +73,20 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def propose(self, end: Offset) -> SinkPlan:
         start = self.chain.state.to or 0
         self._check_input()
-        chunk = self._next_chunk(start, end["sequence"])
+        chunk, ends = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self._config_of(chunk)
         if self.chain.state.done is None:
             self.chain.unless_overtaken(lambda: self._check_alone(0))
-        return SinkPlan(start=start, to=chunk.last, config=config.version, table=config.full_table, rows=chunk.rows, digest=chunk.digest)
+        return SinkPlan(
+            start=start,
+            to=chunk.last,
+            config=config.version,
+            table=config.full_table,
+            rows=chunk.rows,
+            digest=chunk.digest,
+            pieces=PlannedPieces(0, ends) if len(ends) > 1 else None,
+        )
 
     def _config_of(self, chunk: Chunk) -> Program:
         """Return the configuration of the chunk's rows: they have its columns, whatever the file says now.
@@ -102,13 +113,24 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     def _table(self) -> str:
         return self._sink.target
 
-    def _next_chunk(self, after: int, to: int) -> Chunk:
-        """Return the first chunk of the waiting frames."""
-        chunk = next(self._cut(self._frames(after, to)), None)
-        if chunk is None:
+    def _next_chunk(self, after: int, to: int) -> tuple[Chunk, tuple[int, ...]]:
+        """Return the first chunk of the waiting frames, and the ends of its pieces: one, unless lanes may insert some."""
+        waiting = self._cut(self._frames(after, to))
+        first = next(waiting, None)
+        if first is None:
             raise RetryableError(f"reading {self._stream}: NATS does not deliver sequence {after + 1} yet; retrying")
+        parts = self.connections.lanes.parts_for(first.rows)
+        chunk, ends = in_parts(first, waiting, parts if parts > 1 and self._can_be_asked() else 1, self._cut)
         check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
-        return chunk
+        return chunk, ends
+
+    def _can_be_asked(self) -> bool:
+        """Return True if the table can tell which rows it holds, or need not: only then may several inserts be refused at once."""
+        if self.connections.config.sink.delivery == "at_least_once":
+            return True
+        now = config_of(self.connections, self.connections.run.stage_config)
+        table = self._sink.inspect(now.database, now.table)
+        return table is not None and not why_unknown(insert_columns(self.connections, now), table)
 
     def _planned_chunk(self, after: int, to: int) -> Chunk:
         """Return a chunk that an earlier start has planned, whatever the limits of its release were."""
@@ -126,11 +148,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         chunk = self._proposed
         if chunk is None or chunk.first != start + 1 or chunk.last != to:
             chunk = self._planned_chunk(start, to)
-        if chunk.digest != plan.body.digest:
-            raise InvariantError(
-                f"sending chunk {start + 1}-{to} of {self._stream} again: its rows differ from the planned rows (digest {chunk.digest}, "
-                f"planned {plan.body.digest}); nothing was sent. Compare the table with the stream before you do anything else"
-            )
+        check_digest(chunk, self._stream, plan.body.digest)
         abandoned = abandoned_rows(plan.body.abandoned, chunk.rows)
         if abandoned is not None:
             return close_abandoned(self.connections, plan.body, chunk, abandoned)

@@ -15,6 +15,8 @@ Each costs inserts, and a ledger entry that names all refused rows before it.
 """
 MAX_REFUSED_IN_PLAN = 20_000
 """Limit of the refused rows of one chunk in all starts: its plan names them all, and stays below 1 MiB."""
+AMBIGUOUS_ATTEMPTS = 3
+"""Refusals for a cause that may be the table's, or inserts that took too long, after which a piece is cut."""
 MAX_AMBIGUOUS_ROWS = 3
 """Consecutive rows that may be refused for a cause that may be the table's before the leg halts."""
 

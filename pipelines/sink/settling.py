@@ -5,6 +5,7 @@ TTL) may raise after other parts are stored (measured, 26.9). An insert whose an
 sent again. So nothing is decided about a piece before its rows were looked up, and not while an earlier insert of it may be running.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,7 +47,7 @@ def stored_rows(sink: Sink, sent: Sent, max_insert_time: timedelta, is_certain: 
     if table is None:
         raise HaltError(f"inserting a chunk into {sent.table}: the table does not exist; create it and start again")
     _wait_until_quiet(sink, sent, table, max_insert_time)
-    why = _why_unknown(sent, table)
+    why = why_unknown(sent.rows.column_names, table)
     if not why:
         return _found(sink, sent, table)
     if sent.age_seconds is None and (is_certain or not table.is_partitioned):
@@ -74,9 +75,9 @@ def _wait_until_quiet(sink: Sink, sent: Sent, table: Table, max_insert_time: tim
         raise RetryableError(f"inserting a chunk into {sent.table}: waiting until no earlier insert of it can be running")
 
 
-def _why_unknown(sent: Sent, table: Table) -> str:
-    """Return why the table cannot tell which rows it has stored; empty if it can."""
-    if any(name not in sent.rows.column_names for name in NEEDED_COLUMNS):
+def why_unknown(columns: Collection[str], table: Table) -> str:
+    """Return why the table cannot tell which rows of these columns it has stored; empty if it can."""
+    if any(name not in columns for name in NEEDED_COLUMNS):
         return f"the table lacks one of the columns {', '.join(NEEDED_COLUMNS)}"
     if not table.keeps_rows:
         return f"the table's engine {table.engine}, or its TTL, merges several rows into one"

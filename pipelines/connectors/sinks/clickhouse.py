@@ -15,7 +15,7 @@ from pipelines.types.columns import parse_type
 
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
-"""Tokens that a table must remember per partition that one insert can touch: each partition gets its own block."""
+"""Tokens that a table must remember per lane and partition that one insert can touch: each partition gets its own block."""
 MIN_DEDUP_TIME = timedelta(days=7)
 """How long a Replicated table must remember tokens, unless the file sets another time."""
 
@@ -49,7 +49,7 @@ class ClickHouseTable(ClickHouse):
         if sink.delivery == "exactly_once":
             self.check_insert_settings()
             for target in [table, *self.view_targets(database, sink.table)]:
-                _check_window(target, sink.max_outage or MIN_DEDUP_TIME)
+                _check_window(target, sink.max_outage or MIN_DEDUP_TIME, self._pipeline.lanes)
         return table
 
 
@@ -86,16 +86,19 @@ def _fits(declared: str, actual: str) -> bool:
     return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")
 
 
-def _check_window(table: Table, longest_outage: timedelta) -> None:
+def _check_window(table: Table, longest_outage: timedelta, lanes: int = 1) -> None:
     if "MergeTree" not in table.engine:
         raise HaltError(
             f"checking table {table.full_name}: engine {table.engine} does not deduplicate inserts, so exactly-once is not possible; "
             "use a MergeTree engine, or set `delivery: at_least_once` in the sink"
         )
-    needed = MIN_DEDUP_WINDOW * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
+    needed = MIN_DEDUP_WINDOW * lanes * (MAX_PARTITIONS_PER_INSERT if table.is_partitioned else 1)
     setting = "replicated_deduplication_window" if table.is_replicated else "non_replicated_deduplication_window"
     if table.dedup_window < needed:
-        why = f" ({MIN_DEDUP_WINDOW} for each of {MAX_PARTITIONS_PER_INSERT} partitions of an insert)" if table.is_partitioned else ""
+        of_lanes = f"{count_of(lanes, 'lane')} at once" if lanes > 1 else ""
+        of_partitions = f"{MAX_PARTITIONS_PER_INSERT} partitions of an insert" if table.is_partitioned else ""
+        counted = " and ".join(filter(None, (of_partitions, of_lanes)))
+        why = f" ({MIN_DEDUP_WINDOW} for each of {counted})" if counted else ""
         raise _window_halt(
             table,
             f"{count_of(table.dedup_window, 'insert token')}, exactly-once needs at least {needed}{why}",

@@ -1,6 +1,6 @@
 """A sink in memory: a table that takes a block once per token, whole or not at all. What a sink has to be, and no more."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ class MemoryTable:
     """The table `db.t`, whose facts a test may set.
 
     It refuses blocks with an `id` of `refused`. `loses_answers`: it stores a block and does not answer. `at_work`: inserts that it shows
-    as running; None shows none to this user.
+    as running; None shows none to this user. `sent`: the tokens of all attempts. `asked`: called before it says which rows it has.
     """
 
     system, target = "Memory", "db.t"
@@ -29,6 +29,8 @@ class MemoryTable:
         self.refused: set[int] = set()
         self.loses_answers = False
         self.at_work: int | None = 0
+        self.sent: list[str] = []
+        self.asked: Callable[[], object] = list
 
     @property
     def ids(self) -> list[int]:
@@ -52,11 +54,12 @@ class MemoryTable:
 
     def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
         assert table == self.target
+        self.sent.append(token)
         rows = pa.ipc.open_stream(block).read_all()
         bad = [row for row, number in enumerate(rows["id"].to_pylist()) if number in self.refused]
         if bad:
             raise RefusedError("a row of Memory is refused", bad[0], is_whole=True)
-        if token not in self.tokens:
+        if token not in self.tokens[-self.facts.dedup_window :]:
             self.store(rows, token)
         if self.loses_answers:
             raise RetryableError("inserting a chunk: no answer")
@@ -69,6 +72,7 @@ class MemoryTable:
         return self.at_work
 
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
+        self.asked()
         kept = [block.select(list(POSITIONS)).rename_columns(list(POSITIONS.values())) for block in self.blocks]
         kept = [block.set_column(3, "arrival_us", block["arrival_us"].cast(pa.int64())) for block in kept]
         none = pa.table({name: pa.array([], pa.int64()) for name in POSITIONS.values()})

@@ -28,6 +28,17 @@ def test_each_partition_of_an_insert_takes_a_token() -> None:
         _check_window(replace(TABLE, is_partitioned=True, dedup_window=399), MIN_DEDUP_TIME)
 
 
+def test_lanes_that_insert_at_once_take_a_token_each() -> None:
+    """The pieces of one plan stay unconfirmed together: one that is sent again must find its token behind those of all others."""
+    _check_window(replace(TABLE, dedup_window=64), MIN_DEDUP_TIME, lanes=16)
+    with pytest.raises(
+        HaltError, match=r"remembers 63 insert tokens, exactly-once needs at least 64 \(4 for each of 16 lanes at once\); run"
+    ):
+        _check_window(replace(TABLE, dedup_window=63), MIN_DEDUP_TIME, lanes=16)
+    with pytest.raises(HaltError, match=r"at least 800 \(4 for each of 100 partitions of an insert and 2 lanes at once\)"):
+        _check_window(replace(TABLE, is_partitioned=True, dedup_window=799), MIN_DEDUP_TIME, lanes=2)
+
+
 def test_a_replicated_table_remembers_a_whole_standstill() -> None:
     _check_window(REPLICATED, MIN_DEDUP_TIME)
     by_default = replace(REPLICATED, dedup_seconds=3600)

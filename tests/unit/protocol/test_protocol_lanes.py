@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from support.protocol_chaos import play
-from support.protocol_outside import ModelLanes
+from support.protocol_outside import LANE, NAMES, ModelLanes, Topic
+from support.protocol_stages import configuration
 from support.protocol_strikes import reported
 from support.protocol_world import World
 
@@ -18,8 +19,11 @@ from pipelines.process.exchange import STAGES_PART, StagesItem, stages_part, str
 from pipelines.protocol.bodies import RawTail
 from pipelines.protocol.codec import from_text, to_text
 from pipelines.runner.share import LANE_WORKS
+from pipelines.sink.chunks import Chunk
+from pipelines.sink.parts import SINK_PART, InsertItem, InsertReport, Parts, _send
 
 HISTORIES = 60
+ITEM_OF = Parts._item
 
 
 def histories(count: int = HISTORIES) -> None:
@@ -54,9 +58,73 @@ def dates_frames_by_the_servers_clock(connections: Connections, text: str) -> by
     return stages_part(connections, to_text(replace(item, arrivals=tuple(one + 5_000_000 for one in item.arrivals))))
 
 
+def says_that_it_has_inserted(connections: Connections, text: str) -> bytes:
+    return to_text(InsertReport(from_text(InsertItem, text).number, is_stored=True)).encode()
+
+
+def inserts_whenever_it_likes(connections: Connections, text: str) -> bytes:
+    item, names = from_text(InsertItem, text), connections.names
+    messages = tuple(connections.log.fetch(names.stream("out"), names.subjects("out"), item.start, item.to))
+    if messages:
+        _send(connections, item, Chunk(messages), lambda: None)
+    return to_text(InsertReport(item.number, is_stored=True)).encode()
+
+
+class AllLate:
+    """Chance by which every plan has three parts, and every lane is given up before it begins."""
+
+    def choice(self, options: Sequence[int]) -> int:
+        return options[-1]
+
+    def random(self) -> float:
+        return 1.0
+
+
+def lanes_that_wake_up_when_the_table_is_mended() -> None:
+    """The legs do all parts themselves, with what the table refuses as dead letters; then it would take these rows, and lanes go on."""
+    world: Any = World(4)
+    world.config, world.window_us, world.max_age, world.log.max_bytes = configuration("bad", 0), 0, None, {}
+    world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0, 1: 7}), False, False
+    world.table.refused, world.chunk_rows, world.lanes = b"fine", [1000], AllLate()
+    for number, value in enumerate([b"good", b"fine", b"good", b"good", b"odd", b"fine", b"good", b"fine", b"good"]):
+        world.topic.produce(number % 2, value, gap=0)
+    runner, before = world.start(), -1
+    try:
+        while before != world.log.publishes:
+            before = world.log.publishes
+            for actor in (legs := [actor for actor in runner.actors if actor.name != LANE]):
+                actor.is_idle = False
+            world.finish(legs)
+        assert len(world.log.messages(NAMES.stream("dlq"))) > 0
+        world.table.mend()
+        world.finish([actor for actor in runner.actors if actor.name == LANE])
+        world.settle()
+    finally:
+        for actor in world.actors():
+            actor.kill()
+
+
+def test_a_lane_inserts_nothing_for_a_plan_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes_that_wake_up_when_the_table_is_mended()
+    monkeypatch.setitem(LANE_WORKS, SINK_PART, inserts_whenever_it_likes)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="table"):
+        lanes_that_wake_up_when_the_table_is_mended()
+
+
+def has_one_token(self: Parts, number: int, entry: int) -> InsertItem:
+    return replace(ITEM_OF(self, number, entry), token="the chunk's")
+
+
+def test_pieces_under_one_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parts, "_item", has_one_token)
+    with pytest.raises(AssertionError, match="table"):
+        histories()
+
+
 @pytest.mark.parametrize(
     ("work", "mistake", "reported"),
     [
+        (SINK_PART, says_that_it_has_inserted, "table"),
         (INGEST_PART, reports_what_it_has_not_written, "which was confirmed|=="),
         (STAGES_PART, dates_frames_by_the_servers_clock, "arrivals"),
     ],
