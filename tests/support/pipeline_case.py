@@ -201,7 +201,9 @@ class PipelineCase:
 
     def send_at_once(self, values: Iterable[bytes | None], partitions: int = 3) -> None:
         """Sends values in one transaction: nobody sees one of them before all are there."""
-        producer = Producer({"log_level": 0, **self.addresses.kafka_client, "transactional.id": self.topic, "linger.ms": 5})
+        # A slow machine fills the queue of 100,000 records faster than it empties it.
+        ours = {"transactional.id": self.topic, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
+        producer = Producer({"log_level": 0, **self.addresses.kafka_client, **ours})
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
         self._produce(producer, values, partitions)
