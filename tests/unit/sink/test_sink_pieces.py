@@ -64,6 +64,15 @@ def test_a_row_that_is_named_is_cut_out_at_once() -> None:
     assert Pieces.of(None, 10).refuse("no", 9).ends == (9, 10)
 
 
+def test_pieces_that_are_stored_out_of_order_are_passed_over() -> None:
+    pieces = Pieces(0, (4, 6, 10)).found(np.array([4, 5, 7]))
+    assert (pieces.sent, pieces.ends, pieces.settled) == (0, (4, 6, 10), 3)
+    after = pieces.inserted()
+    assert (after.sent, after.ends, after.to_send().tolist(), after.settled) == (6, (10,), [6, 8, 9], 7)
+    assert Pieces.of(after.planned(), 10) == after
+    assert after.inserted() == Pieces(10, ())
+
+
 @pytest.mark.parametrize("at", [None, -1, 10, 99])
 def test_a_piece_without_a_certain_row_is_halved(at: int | None) -> None:
     assert Pieces.of(None, 10).refuse("no", at).ends == (5, 10)
