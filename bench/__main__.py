@@ -53,6 +53,7 @@ def main(
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
     lanes: Annotated[int, typer.Option(min=1, help="`lanes` of the measured pipelines.")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="`streams` of the measured pipelines.")] = 1,
 ) -> None:
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
@@ -82,7 +83,7 @@ def main(
             for name, legs in cases:
                 measured = []
                 for number in range(runs):
-                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates, cluster, lanes))
+                    measured.append(throughput.measure(stack, topic, count, legs, made.duplicates, cluster, lanes, streams))
                     console.print(f"{name}, {size} B, run {number + 1}: {measured[-1].events_per_second:,.0f} events/s")
                 middle = middles[f"{name}, {size} B"] = throughput.middle(measured)
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}

@@ -25,7 +25,14 @@ class MeasuredPipeline:
     """The example pipeline on its own names, reading `topic`, with its dedup or without."""
 
     def __init__(
-        self, stack: LocalStack, topic: str, with_dedup: bool, max_delay: str = "100ms", max_batch_size: int = 100_000, lanes: int = 1
+        self,
+        stack: LocalStack,
+        topic: str,
+        with_dedup: bool,
+        max_delay: str = "100ms",
+        max_batch_size: int = 100_000,
+        lanes: int = 1,
+        streams: int = 1,
     ) -> None:
         self.stack, self.topic = stack, topic
         unique = uuid4().hex[:8]
@@ -35,7 +42,7 @@ class MeasuredPipeline:
         document = yaml.safe_load(EXAMPLE.read_text())
         if not with_dedup:
             del document["transforms"]
-        document |= {"lanes": lanes, "buckets": 2 * lanes}
+        document |= {"lanes": lanes, "buckets": 2 * lanes, "streams": streams}
         document["sink"] |= {"max_delay_time": max_delay, "max_batch_size": max_batch_size}
         self.file = self.directory / "pipeline.yaml"
         self.file.write_text(yaml.safe_dump(document))

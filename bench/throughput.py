@@ -36,13 +36,20 @@ class Throughput:
 
 
 def measure(
-    stack: LocalStack, topic: str, events: int, legs: tuple[str, ...], duplicates: int = 0, on_cluster: bool = False, lanes: int = 1
+    stack: LocalStack,
+    topic: str,
+    events: int,
+    legs: tuple[str, ...],
+    duplicates: int = 0,
+    on_cluster: bool = False,
+    lanes: int = 1,
+    streams: int = 1,
 ) -> Throughput:
     """Runs `legs` over the whole topic; the last of them says how many events are done.
 
     With `duplicates`, so many of the events, evenly spread, are dropped by dedup on their way to the last leg, and counted all the same.
     """
-    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes) as pipeline:
+    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes, streams=streams) as pipeline:
         return _measure(stack, pipeline, events, events - duplicates, legs, on_cluster)
 
 

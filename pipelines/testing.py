@@ -12,10 +12,13 @@ from enum import Enum
 
 import pyarrow as pa
 
-from pipelines.connectors.nats.client import StreamState, check_contiguous
+from pipelines.connectors.nats.client import merged
 from pipelines.connectors.nats.errors import too_large
+from pipelines.connectors.nats.streams import StreamState, check_contiguous
 from pipelines.errors import ConflictError, RetryableError
+from pipelines.protocol import frame_bodies
 from pipelines.protocol.codec import Count, Form, Text
+from pipelines.protocol.naming import body_number, body_streams
 from pipelines.protocol.records import RAW_SCHEMA, Message
 from pipelines.protocol.topology import Topology
 
@@ -65,7 +68,7 @@ class _Request:
     subject: str
     payload: bytes
     headers: dict[str, str]
-    expected: int
+    expected: int | None
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,10 @@ class MemoryLog:
     A test arms faults: `fail_publish` for one of the next publishes, `go_away` for every call until `come_back`.
     """
 
-    def __init__(self, clock: ManualClock | None = None) -> None:
+    def __init__(self, clock: ManualClock | None = None, streams: int = 1) -> None:
         self.clock = clock or ManualClock()
+        self.streams = streams
+        """To how many streams the bodies of frames are dealt."""
         self.publishes = 0
         """Publish calls that reached the server, including refused ones."""
         self.max_bytes: dict[str, int] = {}
@@ -134,6 +139,10 @@ class MemoryLog:
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         """Append one message iff `expected` is the subject's last sequence (0: none); return its sequence. Else raise ConflictError."""
+        return frame_bodies.publish(self.store, self.streams, subject, payload, headers, expected)
+
+    def store(self, subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> int:
+        """Append one message as it is, whatever the last sequence is if `expected` is None."""
         self._reach(f"publishing to {subject}")
         with self._lock:
             self.publishes += 1
@@ -153,7 +162,7 @@ class MemoryLog:
         if size > MAX_PAYLOAD_BYTES:
             raise too_large(f"publishing to {request.subject}")
         found = self._last.get(request.subject)
-        if (found.sequence if found else 0) != request.expected:
+        if request.expected not in (None, found.sequence if found else 0):
             raise ConflictError(f"publishing to {request.subject}: wrong last sequence: {found.sequence if found else 0}")
         stream = stream_of(request.subject)
         limit = self.max_bytes.get(stream)
@@ -179,6 +188,10 @@ class MemoryLog:
 
     def get(self, stream: str, sequence: int) -> Message | None:
         """Return the message at `sequence`; None if it was purged or never written."""
+        message = self._get(stream, sequence)
+        return message and frame_bodies.with_body(message, self._get)
+
+    def _get(self, stream: str, sequence: int) -> Message | None:
         self._reach(f"reading {sequence} of stream {stream}")
         with self._lock:
             return self._streams.get(stream, {}).get(sequence)
@@ -189,6 +202,9 @@ class MemoryLog:
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
         """Return the messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order."""
+        return frame_bodies.with_bodies(self._fetch(stream, subject, after, to), self._fetch, self._get)
+
+    def _fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
         self._reach(f"reading {stream} from {after + 1} to {to}")
         with self._lock:
             held = self._streams.get(stream, {})
@@ -197,7 +213,7 @@ class MemoryLog:
 
     def scan(self, stream: str, after: int, to: int) -> list[Message]:
         """List every message with `after` < sequence <= `to`, without payloads. Raise DataLossError if one is missing."""
-        found = [replace(message, payload=b"") for message in self.fetch(stream, ">", after, to)]
+        found = [replace(message, payload=b"") for message in self._fetch(stream, ">", after, to)]
         check_contiguous(stream, [message.sequence for message in found], after, to)
         return found
 
@@ -211,6 +227,10 @@ class MemoryLog:
             first, limit = min(held, default=self._ends[stream] + 1), self.max_bytes.get(stream, -1)
             return StreamState(first, self._ends[stream], len(held), self._bytes(stream), limit, {})
 
+    def extent(self, stream: str) -> StreamState | None:
+        """Return the stream's state, with its bodies counted."""
+        return merged([self.state(each) for each in (stream, *body_streams(stream, self.streams))])
+
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
         """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
         counts: dict[str, int] = {}
@@ -219,7 +239,12 @@ class MemoryLog:
         return counts
 
     def purge(self, stream: str, subject: str, below: int) -> None:
-        """Remove the messages of `subject` with sequence < `below`; a subject without messages has no last message."""
+        """Remove the messages of `subject` with sequence < `below`, and their bodies; a subject without messages has no last message."""
+        self._purge(stream, subject, below)
+        if body_number(subject, self.streams):
+            frame_bodies.purge_bodies(self._fetch(stream, subject, below - 1, frame_bodies.NEWEST), self._purge)
+
+    def _purge(self, stream: str, subject: str, below: int) -> None:
         self._reach(f"purging {subject} below {below}")
         with self._lock:
             held = self._streams.get(stream, {})

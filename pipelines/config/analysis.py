@@ -205,7 +205,7 @@ def run_digest(text: str) -> str:
 
 
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
-    """Return what may not change over a pipeline's life, as JSON values: buckets, and per source its topic and keys.
+    """Return what may not change over a pipeline's life, as JSON values: buckets, streams, and per source its topic and keys.
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change.
@@ -219,6 +219,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
     }
     return {
         "buckets": config.buckets,
+        # Left out where frames have their bodies themselves.
+        **({"streams": config.streams} if config.streams > 1 else {}),
         "sources": {
             source.source_id: {
                 "topic": source.topic,

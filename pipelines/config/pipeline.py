@@ -230,6 +230,11 @@ class PipelineConfig(Model):
         "of its own. At most as many as `buckets`. It changes no result, and may be changed at every start. The table must remember 4 "
         "insert tokens for each.",
     )
+    streams: Annotated[int, Field(ge=1, le=64), BeforeValidator(no_flag)] = ours(
+        1,
+        "Streams among which the bytes of raw, and those of out, are dealt, by Kafka partition and by bucket, so that no single JetStream "
+        "leader writes them all. Each costs a second, small message per frame. Fixed once the pipeline has run.",
+    )
     state_uri: Annotated[str, AfterValidator(_state_uri)] = ours(
         "",
         "URI of the key stores: `file:///path`, `s3://bucket/path`, `gs://`, `abfss://` or `hdfs://`, with PyArrow's options "

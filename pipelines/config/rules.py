@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.partial import Unjudged
+from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
 _MAX_SEARCHED = 200
 _MAX_NAME = 80
@@ -16,7 +17,7 @@ _MAX_NAME = 80
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping, _lanes):
+    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping, _lanes, _streams):
         try:
             yield from rule(config)
         except Unjudged:
@@ -42,6 +43,16 @@ def _lanes(config: Any) -> Faults:
     if config.lanes > config.buckets:
         needed = f"{config.lanes} lanes need as many buckets at least, the file has {config.buckets}"
         yield ("lanes",), f"{needed}: each lane works on some of them"
+
+
+def _streams(config: Any) -> Faults:
+    max_bytes = config.resources.nats.stream.max_bytes
+    if 0 < max_bytes < config.streams * LEAST_LIMIT_BYTES:
+        yield (
+            ("streams",),
+            f"{config.streams} streams share resources.nats.stream.max_bytes, and each needs {LEAST_LIMIT_BYTES} bytes at least: "
+            f"{config.streams * LEAST_LIMIT_BYTES} in all, the file has {max_bytes}",
+        )
 
 
 def _transform_sources(config: Any) -> Faults:

@@ -115,7 +115,7 @@ class Reprocessing:
     def _check_room(self) -> None:
         """Raise RetryableError if the raw stream is so full that ingest needs the rest."""
         stream = self._names.stream("raw")
-        state = self._log.state(stream)
+        state = self._log.extent(stream)
         if state is not None and not bytes_free_for_redrive(state):
             way = "repeat the command when the pipeline has caught up, or raise the limit"
             if state.max_bytes < LEAST_LIMIT_BYTES:
@@ -133,7 +133,7 @@ def reprocessing(config: PipelineConfig, directory: Path) -> Iterator[Reprocessi
     Raise FencedError if another command takes dead letters, HaltError for a pipeline that was never started.
     """
     names = Names(config.pipeline_id)
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream(config.nats, streams=config.streams).connect()) as log:
         check_started(log, names)
         lease = Lease(log, names, directory, REDRIVE)
         epoch = lease.acquire()

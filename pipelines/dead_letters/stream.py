@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.nats.client import JetStream, check_contiguous
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
 from pipelines.dead_letters.redrive import taken
 from pipelines.dead_letters.triage import Group, Selection, dead_letter_at, groups, listed

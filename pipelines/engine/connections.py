@@ -100,7 +100,7 @@ class Connections(Kept):
     def log(self) -> JetStream:
         if self._log is None:
             # It connects at its first use, and again until that succeeds: one object, so one thread.
-            self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"))
+            self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"), streams=self.config.streams)
         return self._log
 
     def source(self, source_id: str) -> Source:

@@ -10,7 +10,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.key_store.storage import Storage
 from pipelines.protocol.existence import never_started
 from pipelines.protocol.lease import acquire_all
-from pipelines.protocol.naming import PUT_BACK, REDRIVE, ROLES, Names
+from pipelines.protocol.naming import PUT_BACK, REDRIVE, Names, all_roles
 
 
 class Deletion:
@@ -25,7 +25,7 @@ class Deletion:
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
         with closing(JetStream(self._config.nats).connect()) as log:
-            states = {role: log.state(self._names.stream(role)) for role in ROLES}
+            states = {role: log.state(self._names.stream(role)) for role in all_roles(self._config.streams)}
         streams = {self._names.stream(role): state for role, state in states.items() if state}
         if not streams and not self._directory.exists() and not (self._drops_table and self._has_table()):
             raise never_started(self._config.pipeline_id)
@@ -54,7 +54,7 @@ class Deletion:
                 with closing(ClickHouse(self._config.sink)) as clickhouse:
                     clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
             Storage.at(self._state_storage).delete_all()
-            # The ledger, the last of ROLES, is deleted last: until then a repeated delete still meets the leases.
-            for role in ROLES:
+            # The ledger is the last of the roles: until it is deleted, a repeated delete still meets the leases.
+            for role in all_roles(self._config.streams):
                 log.delete_stream(self._names.stream(role))
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.nats.client import JetStream, check_contiguous
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec

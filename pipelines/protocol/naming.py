@@ -140,7 +140,9 @@ def _below(storage: str, name: str) -> str:
 
 
 ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
-"""Roles of streams, in the order in which they may be deleted: the ledger last."""
+"""Roles of streams; `all_roles` adds those that hold bodies of frames."""
+DEALT_ROLES = ("raw", "out")
+"""Roles of streams whose frames may leave their bodies on other streams (`frame_bodies`)."""
 REDRIVE = "redrive"
 """Name of the chain and the lease for taking dead letters: to redrive or to discard them."""
 PUT_BACK = "put-back"
@@ -170,6 +172,33 @@ def source_of_subject(subject: str) -> str:
     """Return the source id of a raw subject, also of redriven dead letters: the inverse of `subject_token`."""
     token = subject.split(".")[3]
     return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("=", "")).decode(), token)
+
+
+def all_roles(streams: int) -> tuple[str, ...]:
+    """Return the roles of all streams of a pipeline, in the order in which they may be deleted: the ledger last."""
+    numbers = range(1, streams + 1) if streams > 1 else ()
+    return (*(f"{role}-{number}" for role in DEALT_ROLES for number in numbers), *ROLES)
+
+
+def body_number(subject: str, streams: int) -> int:
+    """Return the number of the stream, from 1, on which frames of a subject leave their bodies; 0 if they have them themselves.
+
+    It is a function of the subject alone, so the bodies of a subject are on one stream, in order.
+    """
+    _, _, role, *rest = subject.split(".")
+    return 1 + int(rest[-1]) % streams if streams > 1 and role in DEALT_ROLES else 0
+
+
+def body_streams(stream: str, streams: int) -> list[str]:
+    """Return the streams that hold bodies of a stream's frames; none if its frames have them themselves."""
+    is_dealt = streams > 1 and stream.rpartition("-")[2] in DEALT_ROLES
+    return [f"{stream}-{number}" for number in range(1, streams + 1)] if is_dealt else []
+
+
+def body_subject(subject: str, number: int) -> str:
+    """Return the subject of the bodies of a subject's frames."""
+    head, pipeline, role, rest = subject.split(".", 3)
+    return f"{head}.{pipeline}.{role}-{number}.{rest}"
 
 
 def stream_of_subject(subject: str) -> str:

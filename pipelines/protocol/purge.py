@@ -41,6 +41,8 @@ class PurgeLog(Log, Streams, Protocol):
 
     def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]: ...
 
+    def extent(self, stream: str) -> Stream | None: ...
+
     def subjects(self, stream: str, subject: str) -> dict[str, int]: ...
 
     def purge(self, stream: str, subject: str, below: int) -> None: ...
@@ -197,7 +199,7 @@ class Purge:
         """Purge the oldest delivered messages while the stream is nearly full; do nothing while there is room."""
         if self._role is None:
             return
-        extent = self._log.state(self._names.stream(self._role))
+        extent = self._log.extent(self._names.stream(self._role))
         if extent is None or extent.max_bytes <= 0:
             return
         wanted = bytes_before_purge(extent.max_bytes)

@@ -15,7 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
-from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.streams import StreamState
 from pipelines.connectors.sinks import Sink, Table
 from pipelines.connectors.sources import Source, SourceFacts
 from pipelines.counts import count_of
@@ -25,7 +26,7 @@ from pipelines.process.mapping.step import TargetColumn, check_mapping
 from pipelines.process.parse.step import ParsedField, check_fields
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names
+from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names, all_roles
 from pipelines.protocol.topology import LegId
 from pipelines.types.columns import parse_type
 
@@ -96,8 +97,9 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
 
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
-    names, shape = Names(config.pipeline_id), _shape_text(config)
-    found = {role: log.state(names.stream(role)) for role in ROLES}
+    names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams)
+    check_shape(config, log)
+    found = {role: log.state(names.stream(role)) for role in roles}
     missing = [role for role, state in found.items() if state is None]
     # Streams that never held a message are being created, by a start that was killed or by one beside ours.
     if missing and any(state is not None and state.last_sequence for state in found.values()):
@@ -105,15 +107,22 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
             f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing; restore all streams from one moment, or delete the pipeline and start it anew"
         )
-    limits = config.resources.nats.stream
     ids = {}
-    for role in ROLES:
+    for role in roles:
         metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
-        size = config.dead_letters.max_bytes if role == "dlq" else limits.max_bytes if role in config.topology.roles_between else 0
+        size = _limit(config, role)
         state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
         _check_same_shape(config, state)
         ids[role] = state.metadata[STREAM_ID_KEY]
     return ids
+
+
+def _limit(config: PipelineConfig, role: str) -> int:
+    """Return the largest size of a stream, 0 for unlimited: streams that share the bodies of frames share the limit."""
+    if role == "dlq":
+        return config.dead_letters.max_bytes
+    is_between = role.partition("-")[0] in config.topology.roles_between
+    return config.resources.nats.stream.max_bytes // config.streams if is_between else 0
 
 
 def check_shape(config: PipelineConfig, log: JetStream) -> None:
@@ -146,7 +155,7 @@ def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
 
 def change_buckets(config: PipelineConfig, log: JetStream) -> None:
     """Write the shape of `config` to the streams' metadata."""
-    for role in ROLES:
+    for role in all_roles(config.streams):
         log.set_metadata(Names(config.pipeline_id).stream(role), {SHAPE_KEY: _shape_text(config)})
 
 
@@ -155,7 +164,7 @@ def _shape_text(config: PipelineConfig) -> str:
 
 
 def _shape_difference(pipeline: str, before: str, now: str) -> str:
-    old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
+    old, new = ({"streams": 1, **dict(_leaves(json.loads(text)))} for text in (before, now))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     edits = "; ".join(f"{key} was {old.get(key)!r}, the file has {new.get(key)!r}" for key in changed)
     way = "; stop the pipeline and run `tallyflow rebucket`, or restore the old value" if changed == ["buckets"] else ""

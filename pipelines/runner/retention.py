@@ -106,7 +106,7 @@ class Retention(Rounds):
         used = {role for leg in self._legs for role in (leg.reads, *self._topology.writes(leg))}
         for role in (role for role in self._topology.roles_between if role in used):
             stream = self._names.stream(role)
-            state = self._log.state(stream)
+            state = self._log.extent(stream)
             if state is not None:
                 purged = read_purged(self._log, self._names, role)
                 yield StreamFacts(role, stream, state.bytes, state.max_bytes, is_full(state), purged)

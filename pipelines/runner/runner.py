@@ -146,7 +146,8 @@ class Runner:
             check_master(self.config, self.options.master, self.options.properties)
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
-            self.log = JetStream(self.config.nats, f"tallyflow-{self.config.pipeline_id}", self.config.on_error.classes("nats"))
+            name = f"tallyflow-{self.config.pipeline_id}"
+            self.log = JetStream(self.config.nats, name, self.config.on_error.classes("nats"), self.config.streams)
             self.sources = {leg: open_source(self.config, source_id) for leg, source_id in self.topology.sources.items()}
             prepared = self._wait_for_systems()
         if prepared is None:

@@ -63,7 +63,7 @@ class _Kept:
             run = read_run(run_text)
             if self._log is None:
                 config = run.config
-                self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"))
+                self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"), config.streams)
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
             share.start(epoch)
             self._share = share

@@ -13,7 +13,8 @@ from support.pipeline_case import PipelineCase, wait_until
 from support.refused_case import make_strict
 
 from pipelines.config import load
-from pipelines.connectors.nats.client import JetStream, StreamState
+from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.streams import StreamState
 from pipelines.proof.verification.run import Request, Verifier
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from pipelines.config import OnError
-from pipelines.connectors.nats.client import StreamState
+from pipelines.connectors.nats.streams import StreamState
 from pipelines.errors import FencedError, HaltError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.plans import Abandonment, Reached

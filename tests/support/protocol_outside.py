@@ -22,6 +22,7 @@ from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.codec import to_text
+from pipelines.protocol.frame_bodies import with_body
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
@@ -126,7 +127,10 @@ class ModelLog(MemoryLog):
 
     def everything(self, stream: str) -> list[Message]:
         """What was ever stored, in order, purged or not."""
-        return self.stored.get(stream, [])
+        return [with_body(message, self._stored) for message in self.stored.get(stream, [])]
+
+    def _stored(self, stream: str, sequence: int) -> Message:
+        return self.stored[stream][sequence - 1]
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         try:

@@ -28,6 +28,7 @@ from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
 from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import all_roles
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_dead_letters, redrive_entries_that_may_go
 from pipelines.protocol.records import Framing, Message
@@ -220,13 +221,15 @@ class World:
         self.storages: dict[int, MemoryStorage] = {}
         self.clock = ManualClock()
         self.log = ModelLog(self, self.clock)
+        self.log.streams = random.Random(f"the streams of {seed}").choice([1, 1, 3])
         self.table = Table(self)
         self.table.refused = self.rng.choice([None, b"fine", b"fine"])
         self.table.partitions = self.rng.choice([1, 3])
         self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
         self.max_age = self.rng.choice([None, timedelta(0), timedelta(0), timedelta(seconds=2), timedelta(seconds=20)])
         if self.max_age is not None and self.rng.random() < 0.3:
-            self.log.max_bytes = {NAMES.stream(role): self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
+            limits = {role: self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
+            self.log.max_bytes = {NAMES.stream(role): limits[role.partition("-")[0]] for role in all_roles(3) if role[:3] in limits}
         self.begins_at_latest, self.expires = self.rng.random() < 0.2, self.rng.random() < 0.2
         self.poison = self.rng.choice([(), (), (POISON,), (POISON, VENOM)])
         self.runners: list[Runner] = []

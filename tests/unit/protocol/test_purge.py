@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipelines.connectors.nats.client import StreamState
+from pipelines.connectors.nats.streams import StreamState
 from pipelines.dead_letters.stream import read_frames
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA

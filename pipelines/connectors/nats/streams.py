@@ -1,0 +1,292 @@
+"""NATS JetStream as the pipeline uses it: one connection per process, driven from ordinary threads.
+
+Reads of resume points go to the stream's leader (`STREAM.MSG.GET`); ranges are read with batched direct gets (ADR-31), which need no
+consumer on the server, so a crashed reader leaves nothing behind. Writers use compare-and-set per subject only: message ids
+deduplicate within a time window and prove nothing (reference/reliability.md section 3).
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
+from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
+from pipelines.connectors.nats.stream_settings import check_stream
+from pipelines.errors import DataLossError, HaltError, RetryableError
+from pipelines.protocol.naming import stream_of_subject
+from pipelines.protocol.records import Message
+
+FETCH_BATCH_MESSAGES = 256
+# After a pull of 100 MB in one request the server closed the connection as a slow consumer (reliability.md section 3).
+FETCH_BATCH_BYTES = 8 * 1024 * 1024
+_NO_MESSAGE = 10037
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """State of a stream: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
+
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+    max_bytes: int
+    metadata: dict[str, str]
+
+
+def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
+    """Raise DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError if only the end is missing.
+
+    A lagging replica serves only the beginning of the range.
+    """
+    if list(sequences) != list(range(after + 1, to + 1)):
+        if list(sequences) == list(range(after + 1, after + 1 + len(sequences))):
+            raise RetryableError(f"reading {stream}: {after + 1 + len(sequences)}..{to} are not served yet")
+        missing = sorted(set(range(after + 1, to + 1)) - set(sequences))
+        raise DataLossError(
+            f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "
+            "Restore the stream from a backup, or delete the pipeline and start it anew"
+        )
+
+
+class Streams(Connection):
+    """A connection that reads and writes the messages of streams, as the server holds them."""
+
+    _jetstream: JetStreamContext | None = None
+
+    @property
+    def _js(self) -> JetStreamContext:
+        if self._jetstream is None:
+            self._jetstream = self._connected.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
+        return self._jetstream
+
+    def store(self, subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> int:
+        """Append one message iff `expected` is the subject's last sequence (0: it is empty; None: whatever it is); return the new one.
+
+        Raises ConflictError if it is not. RetryableError means that the outcome is unknown: read the last message before a retry.
+        """
+        condition = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
+        ack = self._wait(
+            f"publishing to {subject} of stream {stream_of_subject(subject)}",
+            self._js.publish(subject, payload, headers={**headers, **condition}, timeout=REQUEST_TIMEOUT_SECONDS),
+        )
+        return int(ack.seq)
+
+    def last(self, stream: str, subject: str) -> Message | None:
+        """Return the last message of a subject (wildcards allowed), from the stream's leader; None if the subject is empty."""
+        return self._read(stream, subject, self._js.get_msg(stream, subject=subject))
+
+    def get(self, stream: str, sequence: int) -> Message | None:
+        """Return the message at `sequence`, from the stream's leader; None if it is purged or not yet written."""
+        return self._read(stream, str(sequence), self._js.get_msg(stream, seq=sequence))
+
+    def _read(self, stream: str, what: str, work: Coroutine[Any, Any, api.RawStreamMsg]) -> Message | None:
+        async def read() -> api.RawStreamMsg | None:
+            try:
+                return await work
+            except NotFoundError as error:
+                if error.err_code == _NO_MESSAGE:
+                    return None
+                raise
+
+        raw = self._wait(f"reading {what} of stream {stream}", read())
+        if raw is None:
+            return None
+        time = raw.time if isinstance(raw.time, datetime) else instant(str(raw.time))
+        return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
+
+    def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
+        """Return the first message of `subject` whose server time is `instant` or later; None if none is served (a replica may lag)."""
+        request = {"start_time": instant.astimezone(UTC).isoformat(), "next_by_subj": subject, "batch": 1}
+        self.connect()
+        messages, _ = self._wait(f"reading {stream} from {instant} on", self._direct(stream, request))
+        return messages[0] if messages else None
+
+    def fetch(self, stream: str, subject: str, after: int, to: int) -> Iterator[Message]:
+        """Yield the messages of `subject` (wildcards allowed) with `after` < sequence <= `to`, in order, prefetching one window ahead.
+
+        A lagging replica may answer direct gets, so the end of the iterator does not prove completeness: callers check that sequences (or
+        the subject's chain of expected-last-sequence headers) have no gap.
+        """
+        doing = f"reading {stream} from {after + 1} to {to}"
+        self.connect()
+        window = {"next_by_subj": subject, "batch": FETCH_BATCH_MESSAGES, "max_bytes": FETCH_BATCH_BYTES, "seq": after + 1}
+        pending = asyncio.run_coroutine_threadsafe(self._direct(stream, window), self._loop) if after < to else None
+        while pending is not None:
+            messages, more = self._result(doing, pending, 4 * REQUEST_TIMEOUT_SECONDS)
+            last = messages[-1].sequence if messages else to
+            pending = None
+            if more and last < to:
+                pending = asyncio.run_coroutine_threadsafe(self._direct(stream, {**window, "seq": last + 1}), self._loop)
+            for message in messages:
+                if message.sequence > to:
+                    return
+                yield message
+
+    def scan(self, stream: str, after: int, to: int) -> list[Message]:
+        """List every message of the stream with `after` < sequence <= `to`, without payloads and without a gap.
+
+        Uses a short-lived headers-only consumer. Raises DataLossError if sequences are missing: they were purged or the stream lost them.
+        """
+        found = self._wait(
+            f"scanning {stream} from {after + 1} to {to}", self._scan(self._js, stream, after, to), 6 * REQUEST_TIMEOUT_SECONDS
+        )
+        check_contiguous(stream, [message.sequence for message in found], after, to)
+        return found
+
+    async def _scan(self, js: JetStreamContext, stream: str, after: int, to: int) -> list[Message]:
+        if after >= to:
+            return []
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            ack_policy=api.AckPolicy.NONE,
+            headers_only=True,
+            inactive_threshold=30.0,
+            mem_storage=True,
+        )
+        info = await js.add_consumer(stream, config)
+        messages: list[Message] = []
+        try:
+            consumer = await js.pull_subscribe_bind(info.name, stream)
+            while not messages or messages[-1].sequence < to:
+                count = min(FETCH_BATCH_MESSAGES, to - (messages[-1].sequence if messages else after))
+                for raw in await consumer.fetch(count, timeout=REQUEST_TIMEOUT_SECONDS):
+                    sequence, time = sequence_and_time(raw)
+                    messages.append(Message(raw.subject, sequence, time, b"", dict(raw.headers or {})))
+            await consumer.unsubscribe()
+        finally:
+            # A restart of the server may have deleted it; otherwise the server deletes it after 30 s.
+            with suppress(Exception):
+                await js.delete_consumer(stream, info.name)
+        return [message for message in messages if message.sequence <= to]
+
+    async def _direct(self, stream: str, request: dict[str, Any]) -> tuple[list[Message], bool]:
+        """Send one batched direct get; return (messages, whether the stream holds more of this subject)."""
+        client = self._client
+        assert client is not None
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        try:
+            await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+            messages: list[Message] = []
+            while True:
+                reply = await replies.next_msg(timeout=REQUEST_TIMEOUT_SECONDS)
+                status = (reply.headers or {}).get("Status")
+                if status is None:
+                    messages.append(direct_message(reply))
+                elif status == "204":
+                    return messages, int((reply.headers or {}).get("Nats-Num-Pending", "0")) > 0
+                elif status == "404":
+                    return messages, False
+                elif status == "503":
+                    raise RetryableError(f"reading {stream}: no direct-get responder (is the stream there, with allow_direct?)")
+                else:
+                    raise HaltError(f"reading {stream}: direct get answered {status} {(reply.headers or {}).get('Description', '')}")
+        finally:
+            # Only the result or the error of the read matters; a closed connection has no subscription left.
+            with suppress(Exception):
+                await replies.unsubscribe()
+
+    def state(self, stream: str) -> StreamState | None:
+        """Return the stream's state; None if it does not exist."""
+
+        async def read() -> api.StreamInfo | None:
+            try:
+                return await js.stream_info(stream)
+            except NotFoundError:
+                return None
+
+        js = self._js
+        info = self._wait(f"reading the state of stream {stream}", read())
+        if info is None:
+            return None
+        state, config = info.state, info.config
+        return StreamState(
+            state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
+        )
+
+    def clock(self, stream: str) -> datetime:
+        """Return the time at the stream's leader, whose clock stamps the messages; other hosts' may differ. Raise if there is no stream."""
+        client = self._connected
+
+        async def read() -> datetime:
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
+            answer = json.loads(reply.data)
+            if "error" in answer:
+                APIError.from_error(answer["error"])
+            return instant(answer["ts"])
+
+        return self._wait(f"reading the clock of stream {stream}", read())
+
+    def subjects(self, stream: str, subject: str) -> dict[str, int]:
+        """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
+        info = self._wait(f"listing the subjects of {stream}", self._js.stream_info(stream, subjects_filter=subject))
+        return dict(info.state.subjects or {})
+
+    def ensure_stream(
+        self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1, is_compressed: bool = False
+    ) -> StreamState:
+        """Create the stream if it is missing; an existing one keeps its metadata. Return its state.
+
+        `limits` retention with `discard: new`: a full stream refuses writers (back-pressure) and never drops unread messages. Raises
+        HaltError for an existing stream whose settings could remove acknowledged messages, or with other subjects. `is_compressed`: by the
+        server, for small messages that resemble each other; frames are compressed already.
+        """
+        if (found := self.state(stream)) is not None:
+            existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
+            check_stream(existing.config, subjects)
+            return found
+        config = api.StreamConfig(
+            name=stream,
+            subjects=[subjects],
+            retention=api.RetentionPolicy.LIMITS,
+            discard=api.DiscardPolicy.NEW,
+            storage=api.StorageType.FILE,
+            max_bytes=max_bytes,
+            max_age=0,
+            allow_direct=True,
+            compression=api.StoreCompression.S2 if is_compressed else api.StoreCompression.NONE,
+            # Message ids are not used; the smallest window keeps the server's id table empty.
+            duplicate_window=1,
+            metadata=metadata,
+        )
+        try:
+            self._wait(f"creating stream {stream}", self._js.add_stream(config))
+        except HaltError:
+            # Another runner of the pipeline may have been first, with other metadata.
+            if (made := self.state(stream)) is not None:
+                return made
+            raise
+        created = self.state(stream)
+        if created is None:
+            raise HaltError(f"creating stream {stream}: it was created but does not exist; is another process deleting this pipeline?")
+        return created
+
+    def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
+        """Set these entries of the stream's metadata; keep the others, and all settings."""
+
+        async def change() -> None:
+            config = (await self._js.stream_info(stream)).config
+            await self._js.update_stream(replace(config, metadata={**(config.metadata or {}), **metadata}))
+
+        self._wait(f"changing the metadata of {stream}", change())
+
+    def delete_stream(self, stream: str) -> bool:
+        """Delete the stream with all its messages; return False if it did not exist."""
+        if self.state(stream) is None:
+            return False
+        return bool(self._wait(f"deleting stream {stream}", self._js.delete_stream(stream)))
+
+    def purge(self, stream: str, subject: str, below: int) -> None:
+        """Delete the subject's messages with sequence < `below`, which must not exceed its last: that message is a resume point."""
+        # nats-py 2.16 leaves a zero out of the request, and the server then purges the whole subject.
+        if below > 1:
+            self._wait(f"purging {subject} below {below}", self._js.purge_stream(stream, seq=below, subject=subject))
