@@ -16,7 +16,8 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from pipelines.connectors.nats.client import check_contiguous, fetch_whole
+from pipelines.connectors.nats.client import fetch_whole
+from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.errors import DataLossError, InvariantError
 from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
