@@ -185,8 +185,10 @@ def body_number(subject: str, streams: int) -> int:
 
     It is a function of the subject alone, so the bodies of a subject are on one stream, in order.
     """
-    _, _, role, *rest = subject.split(".")
-    return 1 + int(rest[-1]) % streams if streams > 1 and role in DEALT_ROLES else 0
+    if streams == 1:
+        return 0
+    _, _, role, *_, last = subject.split(".")
+    return 1 + int(last) % streams if role in DEALT_ROLES else 0
 
 
 def body_streams(stream: str, streams: int) -> list[str]:
