@@ -226,9 +226,9 @@ class PipelineConfig(Model):
     )
     lanes: Annotated[int, Field(ge=1, le=16), BeforeValidator(no_flag)] = ours(
         1,
-        "The most tasks that share the work of all legs: the legs' own, and while these cannot keep up further ones, each in a slot of Spark "
-        "of its own. At most as many as `buckets`. It changes no result, and may be changed at every start. The table must remember 4 "
-        "insert tokens for each.",
+        "The most tasks that share the work of all legs: the legs' own, and while these cannot keep up further ones, each in a slot of "
+        "Spark of its own. At most as many as `buckets`. It changes no result, and may be changed at every start. The table must "
+        "remember 4 insert tokens for each.",
     )
     streams: Annotated[int, Field(ge=1, le=64), BeforeValidator(no_flag)] = ours(
         1,
