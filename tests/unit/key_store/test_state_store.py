@@ -383,6 +383,17 @@ def test_an_absent_file_system_is_waited_for_a_refusal_halts(error: OSError, exp
             call()
 
 
+class Unordered:
+    """A file system that lists in an order of its own."""
+
+    def get_file_info(self, _: fs.FileSelector) -> list[fs.FileInfo]:
+        return [fs.FileInfo(f"keys/0/{name}", fs.FileType.File) for name in ("b", "c", "a")]
+
+
+def test_files_that_are_listed_without_order_are_sorted() -> None:
+    assert Storage(Unordered(), "keys/0").names() == ["a", "b", "c"]
+
+
 def test_a_missing_file_of_a_remote_store_is_damage() -> None:
     with pytest.raises(StateDamagedError, match="opening state run keys/0/run"):
         Run.open(Storage(Elsewhere(FileNotFoundError("gone")), "keys/0"), RunFacts("run", 1, 1, ""))
