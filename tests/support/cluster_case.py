@@ -1,7 +1,5 @@
-"""A pipeline on a real Spark cluster: executors beside the driver, which sees none of their files, as on another host."""
+"""A pipeline on a real Spark cluster: executors beside the driver."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,6 @@ from resources.local.stack import LocalStack
 from support.pipeline_case import PipelineCase, forked_workers, with_text
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
-CAN_ISOLATE = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
-"""Whether this account may give a process a namespace of its own."""
-_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
 
 class Cluster:
@@ -45,13 +40,6 @@ class Cluster:
             text, file = file.read_text(), case.directory / "spark.conf"
             file.write_text(text + "".join(f"{name} {value}\n" for name, value in properties.items()))
         return ["--master", self.addresses.spark_master, "--spark-conf", str(file)]
-
-    def start_elsewhere(self, case: PipelineCase, *arguments: str) -> "subprocess.Popen[str]":
-        """A driver whose home is empty at first and gone with it, and whose processes nobody else sees: a host of its own."""
-        case.home.mkdir(parents=True, exist_ok=True)
-        isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _HIDE, str(case.home)]
-        run = [sys.executable, "-m", "pipelines.cli", "run", str(case.file), *self.options(), *arguments]
-        return case.begin([*isolated, *run])
 
 
 def sharing_state(case: PipelineCase, change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
