@@ -93,7 +93,7 @@ installed:
 	    rm -rf $(VENV); \
 	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
-	echo "installing what constraints.txt names, each file by its hash (about 800 MB, once)"; \
+	echo "installing what constraints.txt names, each file by its hash (about 850 MB, once)"; \
 	if [ -n "$(UV)" ]; then install="$(UV) pip install --no-deps --python $(BIN)/python"; \
 	else install="$(BIN)/python -m pip install --no-deps --disable-pip-version-check"; fi; \
 	$$install --require-hashes -r constraints-build.txt; \

@@ -105,6 +105,10 @@ class Cluster:
         """The Python workers of Spark."""
         return [(host, found) for host in self.workers for found in forked_workers(host.processes())]
 
+    def is_whole(self) -> bool:
+        """Whether the executor of each worker is one of the driver's."""
+        return {host.name for host, executor in self.executors() if _is_registered(host, executor)} == set(WORKERS)
+
     def sharing_state(self, change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """The file's change, with key stores in the object store."""
 
@@ -113,6 +117,19 @@ class Cluster:
             document["state_uri"] = self.store.uri
 
         return changed
+
+
+def _is_registered(host: Host, executor: psutil.Process) -> bool:
+    try:
+        words = executor.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    if not words:
+        # A zombie.
+        return False
+    number, application = (words[words.index(option) + 1] for option in ("--executor-id", "--app-id"))
+    log = host.disk / "work" / application / number / "stderr"
+    return log.exists() and "Successfully registered with driver" in log.read_text(errors="replace")
 
 
 def count_outside(case: PipelineCase) -> dict[str, Any]:
