@@ -3,6 +3,7 @@
 By hand with more: TALLYFLOW_KILLS and TALLYFLOW_ORDERS.
 """
 
+import math
 import os
 import random
 import signal
@@ -150,7 +151,7 @@ class _Killer:
         rows = [f"{'lost':15} {'times':>6} {'min':>6} {'median':>6} {'p95':>6} {'max':>6}"]
         for kind, found in self.seconds.items():
             ranked = sorted(found)
-            figures = [ranked[0], statistics.median(ranked), ranked[int(0.95 * (len(ranked) - 1))], ranked[-1]]
+            figures = [ranked[0], statistics.median(ranked), ranked[math.ceil(0.95 * len(ranked)) - 1], ranked[-1]]
             rows.append(f"{kind:15} {len(found):6} " + " ".join(f"{figure:6.1f}" for figure in figures))
         return "\n".join(rows)
 
