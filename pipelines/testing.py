@@ -225,7 +225,7 @@ class MemoryLog:
                 return None
             held = self._streams[stream]
             first, limit = min(held, default=self._ends[stream] + 1), self.max_bytes.get(stream, -1)
-            return StreamState(first, self._ends[stream], len(held), self._bytes(stream), limit, {})
+            return StreamState(stream, first, self._ends[stream], len(held), self._bytes(stream), limit, {})
 
     def extent(self, stream: str) -> StreamState | None:
         """Return the stream's state, with its bodies counted."""

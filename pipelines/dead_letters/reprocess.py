@@ -114,15 +114,14 @@ class Reprocessing:
 
     def _check_room(self) -> None:
         """Raise RetryableError if the raw stream is so full that ingest needs the rest."""
-        stream = self._names.stream("raw")
-        state = self._log.extent(stream)
+        state = self._log.extent(self._names.stream("raw"))
         if state is not None and not bytes_free_for_redrive(state):
             way = "repeat the command when the pipeline has caught up, or raise the limit"
             if state.max_bytes < LEAST_LIMIT_BYTES:
                 way = f"with this limit none may ever enter, raise it to {LEAST_LIMIT_BYTES} or more"
             raise RetryableError(
-                f"taking dead letters: {stream} holds {state.bytes:,} of {state.max_bytes:,} bytes, the rest is left to ingest; what was "
-                f"taken so far is not undone: {way}: `nats stream edit {stream} --max-bytes=...`"
+                f"taking dead letters: {state.name} holds {state.bytes:,} of {state.max_bytes:,} bytes, the rest is left to ingest; what "
+                f"was taken so far is not undone: {way}: `nats stream edit {state.name} --max-bytes=...`"
             )
 
 

@@ -109,4 +109,4 @@ class Retention(Rounds):
             state = self._log.extent(stream)
             if state is not None:
                 purged = read_purged(self._log, self._names, role)
-                yield StreamFacts(role, stream, state.bytes, state.max_bytes, is_full(state), purged)
+                yield StreamFacts(role, state.name, state.bytes, state.max_bytes, is_full(state), purged)

@@ -97,12 +97,22 @@ def test_a_full_body_stream_makes_its_writer_wait(case: PipelineCase) -> None:
     case.write_file(lambda document: dealt(document, max_bytes="8MB"))
     case.create_topic()
     case.send_events(10_000, name_bytes=1000)
-    runner = case.warm_runner(until_caught_up=False, legs=("ingest", "process"))
-    thread = case.in_background(runner)
-    wait_until(lambda: "is full" in str(case.ask()), "a full stream")
-    runner.request_stop()
-    thread.join()
-    case.warm_run()
+    case.wait_ready(case.start_plain("--leg", "ingest", "--leg", "process"))
+
+    def is_stuck() -> bool:
+        now = case.ask()
+        # Ready before the streams were looked at.
+        return now is not None and "raw" in now["streams"] and now["streams"]["raw"]["is_full"]
+
+    wait_until(is_stuck, "a full stream")
+    now = case.ask()
+    assert now is not None
+    advice = now["streams"]["raw"]["advice"]
+    assert f"raw stream {case.names.stream('raw-1')}, " in advice
+    assert "of 4,000,000 bytes, is full: its writer waits, nothing is lost" in advice
+    sink = case.warm_runner(until_caught_up=False, legs=("sink",))
+    case.in_background(sink)
+    case.wait_count(10_000)
     case.check()
 
 

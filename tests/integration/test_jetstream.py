@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from support.pipeline_case import wait_until
 
 from pipelines.config import NatsConnection
-from pipelines.connectors.nats import client as jetstream
+from pipelines.connectors.nats import streams as jetstream
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError

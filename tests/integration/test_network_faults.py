@@ -10,7 +10,7 @@ from support.network_case import Proxied, running, through, waits
 from support.pipeline_case import wait_until
 
 from pipelines.connectors.clickhouse import client as clickhouse_connector
-from pipelines.connectors.nats import client as jetstream_connector
+from pipelines.connectors.nats import streams as jetstream_connector
 
 pytestmark = pytest.mark.integration
 

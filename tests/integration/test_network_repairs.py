@@ -17,7 +17,7 @@ import pipelines.maintenance.plans
 from pipelines.config import load
 from pipelines.connectors.clickhouse import client as clickhouse_connector
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.nats import client as jetstream_connector
+from pipelines.connectors.nats import streams as jetstream_connector
 from pipelines.errors import RetryableError
 from pipelines.proof import put_back as repair
 from pipelines.proof.put_back import PutBack, put_back

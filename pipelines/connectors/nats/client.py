@@ -67,10 +67,10 @@ class JetStream(Streams):
 def merged(states: Sequence[StreamState | None]) -> StreamState | None:
     """Return the state of a stream, the first, with the bytes of its body streams; None if it does not exist.
 
-    `bytes` and `max_bytes` are those of the stream with the least room if they are limited, else the bytes of all.
+    `name`, `bytes` and `max_bytes` are those of the stream with the least room if they are limited, else `bytes` are those of all.
     """
     own, there = states[0], [state for state in states if state]
     if own is None or own.max_bytes <= 0:
         return own and replace(own, bytes=sum(state.bytes for state in there))
     fullest = min(there, key=lambda state: state.max_bytes - state.bytes)
-    return replace(own, bytes=fullest.bytes, max_bytes=fullest.max_bytes)
+    return replace(own, name=fullest.name, bytes=fullest.bytes, max_bytes=fullest.max_bytes)

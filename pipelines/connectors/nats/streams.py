@@ -31,8 +31,9 @@ _NO_MESSAGE = 10037
 
 @dataclass(frozen=True)
 class StreamState:
-    """State of a stream: first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
+    """State of a stream: its name, first and last sequence (last stays when all is purged), counts, and the metadata given at creation."""
 
+    name: str
     first_sequence: int
     last_sequence: int
     messages: int
@@ -210,7 +211,7 @@ class Streams(Connection):
             return None
         state, config = info.state, info.config
         return StreamState(
-            state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
+            stream, state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
         )
 
     def clock(self, stream: str) -> datetime:

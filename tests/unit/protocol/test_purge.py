@@ -421,7 +421,7 @@ def test_a_lease_that_commands_took_is_folded_to_its_last_word() -> None:
 
 def test_redrive_leaves_ingest_its_reserve() -> None:
     def raw(size: int, limit: int) -> StreamState:
-        return StreamState(1, 1, 1, size, limit, {})
+        return StreamState("raw", 1, 1, 1, size, limit, {})
 
     assert bytes_free_for_redrive(raw(7, -1)) == sys.maxsize
     assert bytes_free_for_redrive(raw(30_000_000, 100_000_000)) == 50_000_000
