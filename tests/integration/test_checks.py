@@ -18,9 +18,9 @@ from pipelines.errors import HaltError
 from pipelines.proof.checks.evaluate import CheckResult
 from pipelines.proof.checks.facts import behind
 from pipelines.proof.checks.run import Look
-from pipelines.protocol.bodies import PROCESS_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN, SinkDone, SinkPlan
 from pipelines.protocol.failpoints import VARIABLE
-from pipelines.protocol.ledger import Chain, read_chain
+from pipelines.protocol.ledger import Chain, Entry, read_chain
 from pipelines.sink.chunks import chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import SINGLE
@@ -117,11 +117,12 @@ def test_a_gap_is_found_with_the_sink_in_the_middle_of_a_range(case: PipelineCas
     confirmed: list[int] = []
 
     class OneChunkMore(SinkLeg):
-        def _insert(self, *arguments: Any) -> None:
+        def execute(self, plan: Entry[SinkPlan]) -> SinkDone:
             confirmed.extend(row[1] for row in case.rows())
-            super()._insert(*arguments)
+            done = super().execute(plan)
             if confirmed:
                 raise HaltError("stopped by the test")
+            return done
 
     case.leg_classes["sink"] = partial(OneChunkMore, cut=partial(chunks, max_rows=20))
     with pytest.raises(Exception, match="stopped by the test"):
