@@ -76,20 +76,25 @@ def publish(store: Store, streams: int, subject: str, payload: bytes, headers: d
     return store(subject, b"", {**headers, HEADER_BODY: f"{number} {sequence} {len(payload)}"}, expected)
 
 
-def with_body(frame: Message, get: Get) -> Message:
-    """Return a message with its body; one without a reference stays as it is. Raise DataLossError for a body that is gone or another's."""
+def with_body(frame: Message, get: Get) -> Message | None:
+    """Return a message with its body; one without a reference stays as it is. Return None if the frame was purged since it was read.
+
+    Raise DataLossError for a body that is gone although its frame is there, and for one of another frame.
+    """
     reference = Reference.of(frame)
-    return frame if reference is None else _joined(frame, reference, get(reference.stream, reference.sequence))
+    return frame if reference is None else _joined(frame, reference, get(reference.stream, reference.sequence), get)
 
 
 def with_bodies(frames: Iterable[Message], fetch: Fetch, get: Get) -> Iterator[Message]:
-    """Return messages with their bodies, in order; see `with_body`."""
+    """Return messages with their bodies, in order, but for frames that were purged since they were read; see `with_body`."""
     rest = iter(frames)
     while group := list(islice(rest, FRAMES_AT_ONCE)):
         references = [Reference.of(frame) for frame in group]
         bodies = _Bodies([reference for reference in references if reference], fetch, get)
         for frame, reference in zip(group, references, strict=True):
-            yield frame if reference is None else _joined(frame, reference, bodies.take(reference))
+            whole = frame if reference is None else _joined(frame, reference, bodies.take(reference), get)
+            if whole is not None:
+                yield whole
 
 
 class _Bodies:
@@ -119,11 +124,14 @@ def _coming(stream: str, references: list[Reference], fetch: Fetch) -> Iterator[
     return (body for body in fetch(stream, subject, min(wanted) - 1, max(wanted)) if body.sequence in wanted)
 
 
-def _joined(frame: Message, reference: Reference, body: Message | None) -> Message:
+def _joined(frame: Message, reference: Reference, body: Message | None, get: Get) -> Message | None:
     headers = {name: text for name, text in frame.headers.items() if name != HEADER_BODY}
     # A body has our headers of its frame, which name the positions: so another frame's is recognized.
     if body is not None and (body.subject, len(body.payload), _ours(body.headers)) == (reference.subject, reference.bytes, _ours(headers)):
         return replace(frame, payload=body.payload, headers=headers)
+    if body is None and get(stream_of_subject(frame.subject), frame.sequence) is None:
+        # A purge takes a frame before its body.
+        return None
     raise DataLossError(
         f"reading {frame.subject} at sequence {frame.sequence}: its body, at sequence {reference.sequence} of {reference.stream}, is "
         f"{'gone' if body is None else 'another one'}; restore all streams from one moment, or delete the pipeline and "

@@ -127,7 +127,7 @@ class ModelLog(MemoryLog):
 
     def everything(self, stream: str) -> list[Message]:
         """What was ever stored, in order, purged or not."""
-        return [with_body(message, self._stored) for message in self.stored.get(stream, [])]
+        return [frame for message in self.stored.get(stream, []) if (frame := with_body(message, self._stored))]
 
     def _stored(self, stream: str, sequence: int) -> Message:
         return self.stored[stream][sequence - 1]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
-from pipelines.protocol.frame_bodies import HEADER_BODY
+from pipelines.protocol.frame_bodies import HEADER_BODY, with_bodies, with_body
 from pipelines.protocol.naming import Names, all_roles, body_number
 from pipelines.protocol.records import Message
 from pipelines.testing import Fault, MemoryLog
@@ -120,6 +120,16 @@ def test_a_body_that_is_gone_is_a_loss() -> None:
     for look in (lambda: read(log), lambda: log.get(RAW, 1)):
         with pytest.raises(DataLossError, match=r"raw\.events\.0 at sequence 1: its body, at sequence 1 of tf-orders-raw-1, is gone"):
             look()
+
+
+def test_a_frame_purged_while_it_is_read_is_passed_over() -> None:
+    log = MemoryLog(streams=3)
+    append(log, FIRST, b"a")
+    append(log, FIRST, b"b")
+    frames = list(log._fetch(RAW, FIRST, 0, 10))
+    log.purge(RAW, FIRST, 2)
+    assert [frame.payload for frame in with_bodies(frames, log._fetch, log._get)] == [b"b"]
+    assert with_body(frames[0], log._get) is None
 
 
 @pytest.mark.parametrize("change", [{"headers": {"Tf-First": "b"}}, {"subject": NAMES.raw("events", 3)}, {"payload": b"longer"}])

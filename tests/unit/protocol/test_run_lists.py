@@ -94,7 +94,7 @@ def test_a_missing_or_changed_page_is_a_loss_with_its_remedy() -> None:
     with pytest.raises(DataLossError, match=r"another one.*rebuild-state"):
         RunLists(log, NAMES).of(replace(page, digest="0"))
     log.purge(STREAM, NAMES.run_lists(), page.last)
-    with pytest.raises(DataLossError, match=r"is gone.*rebuild-state"):
+    with pytest.raises(DataLossError, match=r"is missing.*rebuild-state"):
         RunLists(log, NAMES).of(page)
 
 
