@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from pipelines.errors import ConfigurationError, HaltError
 from resources.streaming_jobs import StreamingJobs
 
 pytestmark = pytest.mark.crash
+PLAIN_RUNNER = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from support.plain_runner import main; main()"
 
 
 @pytest.fixture
@@ -55,6 +57,9 @@ def test_the_runner_has_its_own_session_and_no_dagster_variables(
     case: PipelineCase, jobs: StreamingJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_RUN_JOB_NAME", "start_pipeline")
+    # A forked process shows the environment and the command of the one that it was forked from.
+    monkeypatch.setattr(type(jobs), "popen", subprocess.Popen)
+    monkeypatch.setattr(type(jobs), "command", (sys.executable, "-c", PLAIN_RUNNER))
     pid = jobs.start(case.file).state.pid
     assert pid is not None
     environment = psutil.Process(pid).environ()
