@@ -11,7 +11,7 @@ frames: below the body of the oldest frame that stays, none is needed.
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 
 from pipelines.errors import DataLossError, HaltError
 from pipelines.protocol.failpoints import reach
@@ -87,14 +87,17 @@ def with_body(frame: Message, get: Get) -> Message | None:
 
 def with_bodies(frames: Iterable[Message], fetch: Fetch, get: Get) -> Iterator[Message]:
     """Return messages with their bodies, in order, but for frames that were purged since they were read; see `with_body`."""
-    rest = iter(frames)
-    while group := list(islice(rest, FRAMES_AT_ONCE)):
-        references = [Reference.of(frame) for frame in group]
-        bodies = _Bodies([reference for reference in references if reference], fetch, get)
-        for frame, reference in zip(group, references, strict=True):
-            whole = frame if reference is None else _joined(frame, reference, bodies.take(reference), get)
-            if whole is not None:
-                yield whole
+    for is_dealt, run in groupby(frames, lambda frame: HEADER_BODY in frame.headers):
+        if not is_dealt:
+            # One by one: these hold their bytes.
+            yield from run
+            continue
+        while group := [(frame, reference) for frame in islice(run, FRAMES_AT_ONCE) if (reference := Reference.of(frame))]:
+            bodies = _Bodies([reference for _, reference in group], fetch, get)
+            for frame, reference in group:
+                whole = _joined(frame, reference, bodies.take(reference), get)
+                if whole is not None:
+                    yield whole
 
 
 class _Bodies:

@@ -98,8 +98,9 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
     names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams)
-    check_shape(config, log)
     found = {role: log.state(names.stream(role)) for role in roles}
+    for present in filter(None, found.values()):
+        _check_same_shape(config, present)
     missing = [role for role, state in found.items() if state is None]
     # Streams that never held a message are being created, by a start that was killed or by one beside ours.
     if missing and any(state is not None and state.last_sequence for state in found.values()):

@@ -8,7 +8,7 @@ import psutil
 
 from resources.local.spark import WORKERS
 from resources.local.stack import LocalStack
-from support.pipeline_case import PipelineCase, forked_workers, with_text
+from support.pipeline_case import PipelineCase, with_text
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -23,10 +23,6 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         return with_text(self._below(), EXECUTOR)
-
-    def pythons(self) -> list[psutil.Process]:
-        """The Python workers that have a share."""
-        return forked_workers(self._below())
 
     def _below(self) -> list[psutil.Process]:
         """All that runs below its workers, in their order."""

@@ -113,6 +113,15 @@ def test_frames_from_before_they_were_dealt_are_read_too() -> None:
     assert bodies(log) == [b"b", b"c"]
 
 
+def test_frames_with_their_own_bodies_come_one_by_one() -> None:
+    log = MemoryLog()
+    for payload in (b"a", b"b", b"c"):
+        append(log, FIRST, payload)
+    waiting = log._fetch(RAW, FIRST, 0, 10)
+    assert next(with_bodies(waiting, log._fetch, log._get)).payload == b"a"
+    assert [frame.payload for frame in waiting] == [b"b", b"c"]
+
+
 def test_a_body_that_is_gone_is_a_loss() -> None:
     log = MemoryLog(streams=3)
     append(log, FIRST, b"a")
