@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import dedup, with_keys
 from pipelines.protocol.records import POSITION_FIELDS
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 BUCKETS = 8

@@ -19,7 +19,6 @@ import yaml
 
 from bench.pipeline import EXAMPLE
 from pipelines.config import OnError, parse
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.demo.orders import Recipe, orders
 from pipelines.engine.connections import Kept, Means
@@ -36,6 +35,7 @@ from pipelines.process.steps import Context, Step
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined
 from pipelines.testing import FIRST_INSTANT
+from pipelines.types.duckdb import open_engine
 
 PARTS = ("whole", "decode", "parse", "keys", "map", "stages", "find", "store", "encode")
 """`stages` is decode, parse, keys, map and what lies between them; the last three are of all buckets."""

@@ -1,6 +1,6 @@
 """The data path of Tallyflow: its packages are rooms, and a record passes them in this order. Imports no Dagster.
 
-    types error_classes protocol key_store config connectors control engine   used by every room
+    types error_classes expressions protocol key_store config connectors control engine   used by every room
     Kafka topic/partition
       | ingest/    offsets -> raw frames                     each offset in exactly one frame
     JetStream tf-<pipeline>-raw        raw.<source>.<partition>

@@ -9,7 +9,7 @@ import dagster as dg
 import duckdb
 from pydantic import Field
 
-from pipelines.connectors.duckdb import open_database
+from pipelines.types.duckdb import open_database
 
 
 class DuckDBResource(dg.ConfigurableResource[None]):

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.dry_run import frames_of_dead_letters
 from pipelines.dead_letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
@@ -33,6 +32,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import ORDINAL_BITS, packed_record, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import INSTANT
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 from pipelines.types.vectors import Mask
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 import duckdb
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
@@ -24,6 +23,7 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
 from pipelines.protocol.records import FRAMING, Framing
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 Made = TypeVar("Made")

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from pipelines.config import PipelineConfig
 from pipelines.config.source_ids import only_source
 from pipelines.config.sources import SchemaField
-from pipelines.connectors.duckdb import open_engine
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.dead_letter_rows import dead_letters
@@ -31,6 +30,7 @@ from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED, WRITTEN
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, joined
 from pipelines.types.columns import parse_type
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 RELEASE = 3

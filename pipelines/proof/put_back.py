@@ -19,7 +19,6 @@ import pyarrow as pa
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RefusedError, RetryableError
@@ -35,6 +34,7 @@ from pipelines.protocol.positions import RawPositions, position_keys, sequences_
 from pipelines.protocol.purge import purge_lease
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)

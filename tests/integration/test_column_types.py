@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from support.programs import program
 
-from pipelines.connectors.duckdb import open_database, open_engine
 from pipelines.process.mapping.convert import integer_bounds
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
@@ -20,6 +19,7 @@ from pipelines.proof.verification.values import duckdb_type, is_compared, plain_
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
 from pipelines.sink.fit import keeps_values
 from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.duckdb import open_database, open_engine
 from pipelines.types.fields import ParsedField
 
 chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 import duckdb
 import pyarrow as pa
 
-from pipelines.connectors.duckdb import open_spilling_engine
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program
@@ -21,6 +20,7 @@ from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.positions import first_position
 from pipelines.protocol.records import HEADER_PARTITION
+from pipelines.types.duckdb import open_spilling_engine
 
 ENGINE_MEMORY = "640MiB"
 """Memory of DuckDB alone; the rest spills to disk."""

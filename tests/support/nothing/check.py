@@ -8,7 +8,6 @@ import pytest
 
 from pipelines.config import parse, unsupported
 from pipelines.config.docs import EXAMPLE, render
-from pipelines.connectors.duckdb import open_database, open_engine
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.dead_letters.triage import STAGES
 from pipelines.errors import ConfigurationError
@@ -21,6 +20,7 @@ from pipelines.protocol import outcomes
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMN_TYPES, Message, encode_frame
 from pipelines.testing import MemoryLog, records
+from pipelines.types.duckdb import open_database, open_engine
 
 NOTHING = "transforms:\n  - {type: nothing, config: {field: city}}\n"
 DEDUP = "  - {type: dedup, config: {key: order_id, time_window: 1h}}\n"

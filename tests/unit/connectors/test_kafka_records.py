@@ -8,13 +8,13 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
 from pipelines.cli.dlq import _time_of_kafka
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.kafka import records as kafka_records
 from pipelines.connectors.kafka.records import to_records
 from pipelines.process.mapping.step import TargetColumn, map_columns
 from pipelines.process.parse.step import parse
 from pipelines.protocol.records import MAX_RECORD_BYTES, RAW_SCHEMA, UNREADABLE_HEADER, with_positions
 from pipelines.types.columns import parse_type
+from pipelines.types.duckdb import open_engine
 
 NOON_MS = 1_767_960_000_000
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.programs import first_of, program
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.dead_letters.dropped_copies import CopiesByDeadLetter, DroppedCopies, _accepted
 from pipelines.dead_letters.triage import Selection, groups
 from pipelines.maintenance.replay import Replayed
@@ -17,6 +16,7 @@ from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import packed
 from pipelines.testing import FIRST_INSTANT
+from pipelines.types.duckdb import open_engine
 
 WINDOW_US = 10
 Record = tuple[int, int, bool]

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from pipelines.config import load
-from pipelines.connectors.duckdb import open_engine
 from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, KINDS, MAX_BLOCK_EVENTS, Events, Recipe, orders
 from pipelines.errors import ConfigurationError
 from pipelines.process.mapping.step import TargetColumn, map_columns
 from pipelines.process.parse.step import parse
 from pipelines.protocol.records import RAW_SCHEMA, with_positions
 from pipelines.types.columns import parse_type
+from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import ParsedField
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "orders" / "pipeline.yaml"

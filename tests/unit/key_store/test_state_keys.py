@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.key_store.keys import hash_keys
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.dedup import dedup, with_keys, with_times
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import POSITION_FIELDS
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 FOREVER = 2**60

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sql import statement
 from pipelines.process.dedup import TIME_COLUMN, with_times
 from pipelines.process.mapping.step import TargetColumn, map_columns
@@ -20,6 +19,7 @@ from pipelines.process.parse.step import ParsedField, parse
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, reading
 from pipelines.protocol.records import OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.duckdb import open_engine
 
 PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 REFUSED = "refused"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.process.isolation import ATTEMPTS, INTERNAL_ERROR, isolated, take_out
 from pipelines.protocol.records import StageOutput, empty_rejected
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.native import build_library, without_library
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.native_library import JSON_READER, NativeLibrary
 from pipelines.process.parse.json_reader import JsonReader
 from pipelines.process.parse.native_reader import native_reader
 from pipelines.process.rejections import Rejections
+from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
 
 _ENGINE = open_engine()

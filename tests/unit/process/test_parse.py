@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.native import build_library, without_library
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.process.parse import json_reader as reader_module
 from pipelines.process.parse.step import parse
 from pipelines.protocol.records import (
@@ -25,6 +24,7 @@ from pipelines.protocol.records import (
     UNREADABLE_HEADER,
     StageOutput,
 )
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField, check_fields
 

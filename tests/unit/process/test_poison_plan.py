@@ -11,7 +11,6 @@ import pytest
 from support.programs import program
 from tenacity import wait_none
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegMeans
 from pipelines.errors import HaltError, UndecidedError
@@ -28,6 +27,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
 from pipelines.testing import MemoryLog, records
+from pipelines.types.duckdb import open_engine
 
 NAMES = Names("p")
 FIELDS, MAPPING = (("id", "int64"),), (("id", "id", "Int64", False),)

@@ -14,7 +14,6 @@ from support.programs import first_of, program
 
 from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
-from pipelines.connectors.duckdb import open_engine
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import ConfigurationError
 from pipelines.key_store.storage import Storage
@@ -26,6 +25,7 @@ from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, StageOutput, empty_rejected, encode_frame
 from pipelines.testing import records
+from pipelines.types.duckdb import open_engine
 
 HOUR_US = 3_600_000_000
 FIELDS = (("id", "int"), ("city", "string"), ("price", "float"), ("tags", "array"))

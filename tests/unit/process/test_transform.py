@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.process.mapping import composites
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput
 from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import ParsedField
 
 _ENGINE = open_engine()

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
 from support.watermark_oracle import marks
 
-from pipelines.connectors.duckdb import open_database
 from pipelines.process import watermarks
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.proof.verification import reference as verification_reference
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.protocol.bodies import Watermarks
+from pipelines.types.duckdb import open_database
 
 ALL = Bounds(0, 2**63)
 

@@ -7,10 +7,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from pipelines.connectors.duckdb import open_database
 from pipelines.connectors.sql import statement
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, plain_sql, reading, text_sql
 from pipelines.types.columns import parse_type
+from pipelines.types.duckdb import open_database
 
 REJECTED, UNREADABLE = "no place", "another type"
 UUID = "c0ffee00-1234-5678-9abc-def012345678"

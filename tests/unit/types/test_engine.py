@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.types import engine as engine_module
+from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 LENGTH = "SELECT v, octet_length(v::BLOB) FROM _tf_values"

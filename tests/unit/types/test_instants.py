@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.connectors.duckdb import open_engine
 from pipelines.types import instants
 from pipelines.types.columns import parse_type
+from pipelines.types.duckdb import open_engine
 from pipelines.types.instants import are_plain, parse_instants
 
 ENGINE = open_engine()

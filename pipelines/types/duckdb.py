@@ -1,4 +1,4 @@
-"""DuckDB as an expression engine: in memory, isolated, the same everywhere."""
+"""DuckDB connections: in memory or spilling to a directory, isolated, the same everywhere."""
 
 from collections.abc import Mapping
 from pathlib import Path
