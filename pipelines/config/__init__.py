@@ -18,7 +18,6 @@ from pipelines.config.durations import format_duration, parse_duration, parse_si
 from pipelines.config.load import load, parse
 from pipelines.config.on_error import OnError
 from pipelines.config.pipeline import NatsConnection, PipelineConfig
-from pipelines.config.rules import fields_at_sink
 from pipelines.config.schema import json_schema
 from pipelines.config.sinks import ClickHouseConnection, ClickHouseSink
 from pipelines.config.sources import KafkaConnection, KafkaSource
@@ -37,7 +36,6 @@ __all__ = [
     "OnError",
     "PipelineConfig",
     "document_of",
-    "fields_at_sink",
     "format_duration",
     "json_schema",
     "load",

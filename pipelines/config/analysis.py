@@ -7,9 +7,10 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipelines.config import rules
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
+from pipelines.config.fields import all_passed, checked, definitions, joins, source_of
+from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.source_ids import MORE_SOURCES
 from pipelines.config.sources import KafkaConnection, KafkaSource
@@ -29,7 +30,7 @@ def notes(config: PipelineConfig) -> list[str]:
     """
     return [
         f"{path_text(at)}: {message}"
-        for rule in (_secrets, _ignored, _retention, _limits, _connections, _nats, _sink)
+        for rule in (_secrets, _ignored, _order, _expressions, _retention, _limits, _connections, _nats, _sink)
         for at, message in rule(config)
     ]
 
@@ -70,6 +71,24 @@ def _ignored(config: PipelineConfig) -> _Notes:
         yield ("sink", "order_by"), "is ignored without create_table"
 
 
+def _order(config: PipelineConfig) -> _Notes:
+    order = [index for index, _ in in_order(config)]
+    if order != sorted(order):
+        runs = ", ".join(f"{config.transforms[index].type} ([{index}])" for index in order)
+        yield ("transforms",), f"run as GlassFlow runs them: {runs}; `transforms_order: file` keeps the order of the file"
+
+
+def _expressions(config: PipelineConfig) -> _Notes:
+    for passed in all_passed(config):
+        for asked in passed.transform.config.expressions():
+            found = checked(asked, passed.before, passed.transform.config.language)
+            at: Location = ("transforms", passed.index, "config", *asked.at)
+            if asked.name and asked.type is None:
+                yield at, f"{asked.name} is {found.type}"
+            if found.language == "expr" and passed.transform.config.language is None:
+                yield at, "is read as expr-lang: it is no SQL over these fields"
+
+
 def _retention(config: PipelineConfig) -> _Notes:
     kept = config.resources.nats.stream.max_age
     windows: list[tuple[Location, Any]] = [
@@ -77,7 +96,7 @@ def _retention(config: PipelineConfig) -> _Notes:
         for index, transform in enumerate(config.transforms)
         if transform.type == "dedup"
     ]
-    if config.join and rules.joins(config):
+    if config.join and joins(config):
         sides = (("left_source", config.join.left_source), ("right_source", config.join.right_source))
         windows.extend((("join", name, "time_window"), side.time_window) for name, side in sides if side)
     for at, window in windows:
@@ -150,12 +169,16 @@ def _sink(config: PipelineConfig) -> _Notes:
 def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
     messages: list[str] = []
-    for index, transform in enumerate(config.transforms):
-        if not transform.is_run:
-            messages.append(f"transforms[{index}]: {transform.type} is not supported yet")
-        elif "dedup" in (before.type for before in config.transforms[:index]) and transform.type != "dedup":
-            messages.append(f"transforms[{index}]: {transform.type} behind dedup is not supported yet")
-    if rules.joins(config):
+    is_behind_dedup = False
+    for index, transform in in_order(config):
+        if transform.type == "dedup":
+            is_behind_dedup = True
+        elif is_behind_dedup and transform.drops:
+            messages.append(
+                f"transforms[{index}]: a {transform.type} behind dedup is not supported yet; put it before the dedup: only a record that "
+                "stays counts as the first of its key"
+            )
+    if joins(config):
         messages.append("join: is not supported yet")
     if len(config.sources) > 1:
         messages.append(MORE_SOURCES)
@@ -210,11 +233,11 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change.
     """
-    sides = (config.join.left_source, config.join.right_source) if config.join and rules.joins(config) else ()
+    sides = (config.join.left_source, config.join.right_source) if config.join and joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
     dedups = {
-        rules.source_of(config, transform.source_id).source_id: transform.config
-        for transform in config.transforms
+        source_of(config, transform.source_id).source_id: (index, transform.config)
+        for index, transform in enumerate(config.transforms)
         if transform.type == "dedup"
     }
     return {
@@ -224,18 +247,17 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         "sources": {
             source.source_id: {
                 "topic": source.topic,
-                "dedup_key": list(dedups[source.source_id].key) if source.source_id in dedups else None,
+                "dedup_key": list(dedups[source.source_id][1].key) if source.source_id in dedups else None,
                 "join_key": join_keys.get(source.source_id),
-                **(_dedup_shape(source, dedups[source.source_id]) if source.source_id in dedups else {}),
+                **(_dedup_shape(config, source, *dedups[source.source_id]) if source.source_id in dedups else {}),
             }
             for source in config.sources
         },
     }
 
 
-def _dedup_shape(source: KafkaSource, dedup: DedupConfig) -> dict[str, Any]:
-    fields = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
-    fields |= {column.name: {"type": column.type} for column in source.columns}
+def _dedup_shape(config: PipelineConfig, source: KafkaSource, index: int, dedup: DedupConfig) -> dict[str, Any]:
+    fields = definitions(config, source, index)
     shape: dict[str, Any] = {"dedup_key_fields": [fields[name] for name in dedup.key], "dedup_time": dedup.time}
     if dedup.time_field is not None:
         shape |= {

@@ -186,6 +186,8 @@ _DURATION_SCHEMA = WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN
 _DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
 
 Text = Annotated[str, Field(min_length=1)]
+Expression = Annotated[str, Field(min_length=1, max_length=4000)]
+"""SQL or expr-lang over the fields of a record."""
 Whole = Annotated[int, BeforeValidator(no_flag), AfterValidator(_countable)]
 Positive = Annotated[int, Field(gt=0), BeforeValidator(no_flag), AfterValidator(_countable)]
 Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(no_flag)]

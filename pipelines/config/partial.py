@@ -63,6 +63,8 @@ class Partial:
             return derived.fget(self)
         if callable(derived):
             return lambda *arguments: derived(self, *arguments)
+        if name in self._model.__class_vars__:
+            return derived
         raise Unjudged
 
     def all_faults(self) -> Faults:

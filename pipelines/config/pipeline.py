@@ -215,7 +215,12 @@ class PipelineConfig(Model):
     ] = theirs(..., "Name of the pipeline in streams, tokens and directories; never changes.")
     name: str = theirs("", "Display name.")
     sources: Annotated[tuple[Source, ...], Field(min_length=1)] = theirs(..., "One Kafka topic, or two with a join.")
-    transforms: tuple[Transform, ...] = theirs((), "Dedup, filter and stateless transforms, in order.")
+    transforms: tuple[Transform, ...] = theirs((), "Filters, dedup and computed fields, in order.")
+    transforms_order: Literal["glassflow", "file"] | None = ours(
+        None,
+        "Order in which the transforms run: that of the file, or GlassFlow's, which is filter, dedup, stateless whatever the file says. "
+        "Default: GlassFlow's if the file has at most one of each and nothing else, so that its files give the same rows here.",
+    )
     join: Join | None = theirs(None, "Joins two sources.")
     sink: Sink = theirs(..., "The ClickHouse table to write.")
     metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.")

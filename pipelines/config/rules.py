@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
+from pipelines.config.fields import UNKNOWN, all_passed, at_sink, checked, joins, known, of_source, source_of
 from pipelines.config.partial import Unjudged
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
@@ -17,15 +18,11 @@ _MAX_NAME = 80
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    for rule in (_sources, _transform_sources, _dedups, _transform_fields, _join_sources, _mapping, _lanes, _streams):
+    for rule in (_sources, _transform_sources, _transforms_order, _dedups, _transform_fields, _join_sources, _mapping, _lanes, _streams):
         try:
             yield from rule(config)
         except Unjudged:
             continue
-
-
-def joins(config: Any) -> bool:
-    return config.join is not None and bool(config.join.enabled)
 
 
 def _sources(config: Any) -> Faults:
@@ -68,6 +65,13 @@ def _transform_sources(config: Any) -> Faults:
             )
 
 
+def _transforms_order(config: Any) -> Faults:
+    if config.transforms_order == "glassflow":
+        for index, transform in enumerate(config.transforms):
+            if not transform.is_of_glassflow:
+                yield ("transforms_order",), f"GlassFlow has no {transform.type} (transforms[{index}]), so it has no order for this file"
+
+
 def _dedups(config: Any) -> Faults:
     seen: set[str] = set()
     for index, transform in enumerate(config.transforms):
@@ -80,11 +84,17 @@ def _dedups(config: Any) -> Faults:
 
 
 def _transform_fields(config: Any) -> Faults:
-    for index, transform in enumerate(config.transforms):
+    for passed in all_passed(config):
+        at = ("transforms", passed.index, "config")
         try:
-            source = source_of(config, transform.source_id)
-            for location, names in transform.config.fields_read() if source else ():
-                yield from _unknown_fields(("transforms", index, "config", *location), names, source.field_names)
+            for location, names in passed.transform.config.fields_read():
+                yield from _unknown_fields((*at, *location), names, list(passed.before))
+            for asked in passed.transform.config.expressions():
+                try:
+                    checked(asked, known(passed.before), passed.transform.config.language)
+                except ValueError as error:
+                    if not any(name in asked.text for name, kind in passed.before.items() if kind == UNKNOWN):
+                        yield (*at, *asked.at), str(error)
         except Unjudged:
             continue
 
@@ -103,43 +113,17 @@ def _join_sources(config: Any) -> Faults:
         if source_id not in source_ids:
             yield (*location, "source_id"), f"there is no source {source_id!r}{suggestion(source_id, source_ids)}"
         else:
-            yield from _unknown_fields((*location, attribute), fields, fields_before_join(config, source_id))
+            yield from _unknown_fields((*location, attribute), fields, list(of_source(config, source_of(config, source_id))[1]))
 
 
 def _mapping(config: Any) -> Faults:
-    fields = fields_at_sink(config)
+    fields = list(at_sink(config))
     field_set = frozenset(fields)
     for index, column in enumerate(config.sink.mapping):
         try:
             yield from _unknown(("sink", "mapping", index, "name"), [column.name], fields, field_set)
         except Unjudged:
             continue
-
-
-def source_of(config: Any, source_id: str | None) -> Any:
-    """Return the source that a transform names, the only source if it names none, or None if there is no such source."""
-    if source_id is None:
-        return config.sources[0] if len(config.sources) == 1 else None
-    return next((source for source in config.sources if source.source_id == source_id), None)
-
-
-def fields_before_join(config: Any, source_id: str) -> list[str]:
-    """List the fields of one source after its own transforms."""
-    fields: list[str] = source_of(config, source_id).field_names
-    for transform in config.transforms:
-        if transform.type == "stateless" and transform.source_id == source_id:
-            fields = [output.output_name for output in transform.config.transforms]
-    return fields
-
-
-def fields_at_sink(config: Any) -> list[str]:
-    """List the fields that reach the sink: of the source, the join or the last stateless transform."""
-    joined = joins(config)
-    fields = [field.joined_name for field in config.join.output_fields] if joined else config.sources[0].field_names
-    for transform in config.transforms:
-        if transform.type == "stateless" and (transform.source_id is None or not joined):
-            fields = [output.output_name for output in transform.config.transforms]
-    return fields
 
 
 def suggestion(name: str, known: list[str]) -> str:

@@ -1,21 +1,65 @@
 """What the models of all transforms have in common. A model of its own is a module of `config/transforms` with a `TRANSFORM`."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from pipelines.config.base import Location, Model
+from pipelines.config.base import Location, Model, ours
+
+SOURCE_ID = (
+    "The source that the transform applies to. Optional with one source; with a join, a filter or a stateless transform without it "
+    "applies after the join."
+)
+Language = Literal["sql", "expr"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An expression of a transform, at `at` in its `config`.
+
+    `name`: the field that its value becomes, empty for a condition. `type`: the type that the value must have, None if any will do.
+    `unit`: the unit of a number since 1970, if it is one.
+    """
+
+    at: Location
+    text: str
+    name: str = ""
+    type: str | None = None
+    unit: str | None = None
 
 
 class TransformConfig(Model):
     """The `config` of a transform."""
 
+    keeps_fields: ClassVar[bool] = True
+    """False if only the computed fields remain."""
+
     def fields_read(self) -> Iterable[tuple[Location, Sequence[str]]]:
-        """Yield where the config names fields of the source, and which. Also called over a `Partial`, so it only reads attributes."""
+        """Yield where the config names fields of the record, and which. Also called over a `Partial`, so it only reads attributes."""
         yield from ()
+
+    def expressions(self) -> Iterable[Asked]:
+        """Yield the expressions in the file's order. Also called over a `Partial`."""
+        yield from ()
+
+
+class ExpressionConfig(TransformConfig):
+    """A config with expressions."""
+
+    language: Language | None = ours(
+        None,
+        "Language of the expressions: `sql` (DuckDB's) or `expr` (GlassFlow's expr-lang). Default, for each: SQL if it is sound SQL over "
+        "the fields, else expr-lang.",
+    )
 
 
 class TransformModel(Model):
     """One entry of `transforms`, with a `type`, a `source_id` and a `config`."""
 
-    is_run: ClassVar[bool] = True
-    """False for one that is read, as GlassFlow's files have it, and that no step of this release runs."""
+    step: ClassVar[str] = ""
+    """The step that runs it, if its name is not the type."""
+    drops: ClassVar[bool] = False
+    """True if records may end here without being rejected."""
+    computes: ClassVar[bool] = False
+    """True if its expressions become fields."""
+    is_of_glassflow: ClassVar[bool] = False

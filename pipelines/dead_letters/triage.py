@@ -43,6 +43,8 @@ REMEDIES = {
     "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",
     "abandoned": "given up by `tallyflow plan abandon`: let them enter again under the file of now, or discard them",
     "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
+    "expression_error": "correct the expression, or the producer; the message has the values that it read",
+    "not_finite": "keep the expression from dividing by zero or overflowing, for example by nullif",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
 """The most likely remedy for the cause of a code."""

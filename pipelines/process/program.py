@@ -9,15 +9,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
+from pipelines.config.order import in_order
 from pipelines.config.source_ids import only_source
-from pipelines.config.sources import SchemaField
+from pipelines.config.transforms import Transform
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.dead_letter_rows import dead_letters
@@ -44,7 +45,8 @@ Raised when a release would store programs differently, or produce other rows fo
 class Program:
     """The steps of one source, for one table. `buckets`: their number after the exchange.
 
-    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state, with no step after it.
+    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state. No step behind that one
+    drops records: its own part that drops copies runs after all others.
     """
 
     release: int
@@ -58,8 +60,9 @@ class Program:
         if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(names) - 2), Rank.LAST]:
             raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTable.name}")
         keyed = [index for index, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
-        if keyed and keyed != [len(names) - 2]:
-            raise ValueError(f"step {names[keyed[0]]} must be the last one before {MapToTable.name}, and the only one with state")
+        behind = self.steps[keyed[0] + 1 :] if keyed else ()
+        if any(step.drops or step.state is State.PER_BUCKET for step in behind):
+            raise ValueError(f"step {names[keyed[0]]} must be the last one that drops records, and the only one with state")
 
     def encode(self) -> bytes:
         record = {"release": self.release, "source": self.source, "topic": self.topic, "buckets": self.buckets}
@@ -222,27 +225,38 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
     """
     source = only_source(config)
     fields = source.schema_fields
-    transforms = (f"transforms[{index}]" for index in range(len(config.transforms)))
-    paths = [f"sources[{config.sources.index(source)}].schema_fields", *transforms, "sink.mapping"]
-    steps = (
-        Parse(tuple((field.name, field.type) for field in fields)),
-        *(kinds()[transform.type].of_file(transform.config, fields) for transform in config.transforms),
-        _mapping(config, fields, table),
-    )
-    faults, known = [], dict[str, str]()
-    for path, step in zip(paths, steps, strict=True):
+    faults: list[Fault] = []
+    steps: list[Step] = []
+    known: Columns = {}
+    units: Mapping[str, str] = {field.name: field.unit for field in fields if field.unit}
+
+    def add(path: str, made: Callable[[], Step]) -> None:
+        nonlocal known
         try:
-            known = dict(step.columns_out(known))
+            steps.append(made())
+            known = steps[-1].columns_out(known)
         except ValueError as error:
             faults.append(Fault(path, str(error)))
+
+    add(f"sources[{config.sources.index(source)}].schema_fields", lambda: Parse(tuple((field.name, field.type) for field in fields)))
+    for index, transform in in_order(config):
+        kind = kinds()[transform.step or transform.type]
+        add(f"transforms[{index}]", partial(kind.of_file, transform.config, known, units))
+        units = _units_after(transform, units)
+    add("sink.mapping", lambda: _mapping(config, units, table))
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
-    return Program(RELEASE, source.source_id, source.topic, config.buckets, steps)
+    return Program(RELEASE, source.source_id, source.topic, config.buckets, tuple(steps))
 
 
-def _mapping(config: PipelineConfig, fields: Sequence[SchemaField], table: TableFacts) -> MapToTable:
+def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:
+    made = {asked.name: asked.unit for asked in transform.config.expressions()} if transform.computes else {}
+    kept = {name: unit for name, unit in units.items() if transform.config.keeps_fields and name not in made}
+    return kept | {name: unit for name, unit in made.items() if unit}
+
+
+def _mapping(config: PipelineConfig, units: Mapping[str, str], table: TableFacts) -> MapToTable:
     actual = {column.name: column for column in table.columns}
-    units = {field.name: field.unit or "" for field in fields}
     columns = []
     for entry in config.sink.mapping:
         column = actual[entry.column_name]

@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
+from pipelines.config.fields import at_sink
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
 from pipelines.connectors.sinks import Sink, Table
@@ -56,7 +56,8 @@ def check_types(config: PipelineConfig) -> None:
     fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
     targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
     faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
-    faults += [Fault("sink.mapping", fault) for fault in check_mapping(list(chain.from_iterable(fields_of)), targets)]
+    reached = [ParsedField(name, kind) for name, kind in at_sink(config).items()]
+    faults += [Fault("sink.mapping", fault) for fault in check_mapping(reached, targets)]
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 

@@ -15,6 +15,7 @@ FieldType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
     "float", "float32", "float64", "bool", "bytes", "array", "object", "map",
 ]  # fmt: skip
+Unit = Literal["s", "ms", "us", "ns"]
 ColumnType = Literal["string", "bytes", "map", "int32", "int64", "timestamp"]
 ColumnOrigin = Literal["key", "headers", "offset", "partition", "timestamp", "topic"]
 
@@ -132,7 +133,7 @@ class SchemaField(Model):
 
     name: FieldPath = theirs(..., "Field name; a dotted path reads a nested object, unless the object has that key with its dots.")
     type: FieldType = theirs(..., "Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
-    unit: Literal["s", "ms", "us", "ns"] | None = ours(
+    unit: Unit | None = ours(
         None,
         "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "
         "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",

@@ -1,4 +1,4 @@
-"""The `transforms` and the `join` of the pipeline file. Their shape only: expressions are judged by the transform stage."""
+"""The `transforms` and the `join` of the pipeline file. `rules` checks their fields and expressions."""
 
 import pkgutil
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from pipelines.config.base import Duration, Faults, FieldPath, Key, Location, Model, Text, Window, ours, repeated, theirs
-from pipelines.config.sources import FieldType
-from pipelines.config.transform_model import TransformConfig, TransformModel
-
-_SOURCE_ID = (
-    "The source that the transform applies to. Optional with one source; with a join, a filter or a stateless transform without it "
-    "applies after the join."
-)
+from pipelines.config.transform_model import SOURCE_ID, TransformConfig, TransformModel
 
 
 class DedupConfig(TransformConfig):
@@ -59,63 +53,24 @@ class DedupConfig(TransformConfig):
 class DedupTransform(TransformModel):
     """Drops records whose key was seen within the window; the first one stays."""
 
+    drops = True
+    is_of_glassflow = True
+
     type: Literal["dedup"] = theirs(..., "Kind of transform.")
-    source_id: Text | None = theirs(None, _SOURCE_ID)
+    source_id: Text | None = theirs(None, SOURCE_ID)
     config: DedupConfig = theirs(..., "Which records are duplicates.")
 
 
-class FilterConfig(TransformConfig):
-    """Which records stay."""
-
-    expression: Text = theirs(..., "Boolean expression over the fields; records for which it is true stay.")
-
-
-class FilterTransform(TransformModel):
-    """Keeps the records for which an expression is true; the others are counted as filtered."""
-
-    is_run = False
-
-    type: Literal["filter"] = theirs(..., "Kind of transform.")
-    source_id: Text | None = theirs(None, _SOURCE_ID)
-    config: FilterConfig = theirs(..., "Which records stay.")
-
-
-class StatelessOutput(Model):
-    """One field of the new record."""
-
-    expression: Text = theirs(..., "Expression over the fields of the record before.")
-    output_name: FieldPath = theirs(..., "Name of the new field.")
-    output_type: Literal[FieldType, "[]string"] = theirs(..., "Type of the new field.")
-
-
-class StatelessConfig(TransformConfig):
-    """The fields of the new record."""
-
-    transforms: Annotated[tuple[StatelessOutput, ...], Field(min_length=1)] = theirs(
-        ..., "The fields of the new record; other fields are dropped."
-    )
-
-    def faults(self) -> Faults:
-        for index, name in repeated(output.output_name for output in self.transforms):
-            yield ("transforms", index, "output_name"), f"the name {name!r} is given twice"
-
-
-class StatelessTransform(TransformModel):
-    """Replaces each record by a new one, computed from it."""
-
-    is_run = False
-
-    type: Literal["stateless"] = theirs(..., "Kind of transform.")
-    source_id: Text | None = theirs(None, _SOURCE_ID)
-    config: StatelessConfig = theirs(..., "The fields of the new record.")
-
-
 if TYPE_CHECKING:
-    Transform = DedupTransform | FilterTransform | StatelessTransform
+    from pipelines.config.transforms.compute import ComputeTransform
+    from pipelines.config.transforms.filter import FilterTransform
+    from pipelines.config.transforms.stateless import StatelessTransform
+
+    Transform = DedupTransform | FilterTransform | ComputeTransform | StatelessTransform
 else:
-    # Those above, and that of each module of this package.
+    # Dedup, and that of each module of this package.
     _own = [import_module(f"{__name__}.{module.name}").TRANSFORM for module in pkgutil.iter_modules(__path__)]
-    Transform = Annotated[reduce(or_, [DedupTransform, FilterTransform, StatelessTransform, *_own]), Field(discriminator="type")]
+    Transform = Annotated[reduce(or_, [DedupTransform, *_own]), Field(discriminator="type")]
 
 
 class JoinSide(Model):

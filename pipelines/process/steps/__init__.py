@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter
 
 from pipelines.process.isolation import isolated
-from pipelines.protocol.outcomes import Outcome, check_registered
+from pipelines.protocol.outcomes import REJECTED, Outcome, check_registered
 from pipelines.protocol.records import StageOutput
 from pipelines.types.engine import Engine
 
@@ -72,9 +72,18 @@ class Step(Protocol):
     carried: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
-        """Return the step for the `config` of a transform of the file; `fields`: the source's `schema_fields`."""
+    def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
+        """Return the step for the `config` of a transform of the file.
+
+        `fields`: the types of the fields before it; `units`: the units since 1970 of those that have one. Raise ValueError for a
+        configuration that does not fit them.
+        """
         raise TypeError(f"step {cls.name!r} is no transform")
+
+    @property
+    def drops(self) -> bool:
+        """Whether records may end here without being rejected."""
+        return any(outcome != REJECTED for outcome in self.outcomes)
 
     def encode(self) -> dict[str, Any]:
         """Return the configuration as JSON values."""

@@ -1,6 +1,6 @@
 """The step that drops copies: before the exchange, keys and times (`process.dedup`); after it, the first record of each key passes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
@@ -41,14 +41,14 @@ class Dedup(Step):
     max_ahead_us: int = 0
 
     @classmethod
-    def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
+    def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
         microsecond = timedelta(microseconds=1)
         return cls(
             key=config.key,
             window_us=config.time_window // microsecond,
             keeps=config.keep_duplicates,
             time_field=config.time_field or "",
-            time_unit=next((field.unit or "" for field in fields if field.name == config.time_field), ""),
+            time_unit=units.get(config.time_field or "", ""),
             lateness_us=config.allowed_lateness // microsecond,
             max_ahead_us=config.max_ahead // microsecond,
         )

@@ -31,7 +31,7 @@ from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, 
 from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
 from pipelines.proof.report import Kind, Report
-from pipelines.proof.verification.copies import find_copies
+from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
@@ -192,22 +192,27 @@ class Audit:
         for fault in compare(account, limits):
             codes = fault.codes
             if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and len(codes):
-                codes = self._without_copies(codes, account, limits, directory)
+                codes = self._without_dropped(codes, account, limits, directory)
             self._report.find(fault.hop, fault.kind, len(codes), self._named(account, codes[: self._examples]))
 
-    def _without_copies(self, codes: RawPositions, account: Account, limits: Limits, directory: Path) -> RawPositions:
-        """Return the unexplained positions that verification does not prove to be copies."""
+    def _without_dropped(self, codes: RawPositions, account: Account, limits: Limits, directory: Path) -> RawPositions:
+        """Return the unexplained positions that verification does not prove to be dropped."""
         history = read_history(self._log, self._names, None).after(limits.floor)
-        self._progress(f"looking for the originals of {len(codes):,} records that may be copies")
+        self._progress(f"looking for {len(codes):,} records that may have been dropped")
         source = Source(self._log, self._names, history, load_configs(self._log, self._names, history))
-        copies = find_copies(source, account.accepted, directory, self._progress)
-        sequences, dropped = sequences_of(codes), np.intersect1d(codes, copies.dropped)
-        unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in copies.unread]
-        unsure = np.unique(np.concatenate([np.intersect1d(codes, copies.unsure), *unread]))
+        dropped = find_dropped(source, account.accepted, directory, self._progress)
+        sequences, copies = sequences_of(codes), np.intersect1d(codes, dropped.copies)
+        unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in dropped.unread]
+        unsure = np.unique(np.concatenate([np.intersect1d(codes, dropped.unsure), *unread]))
         self._report.cannot_prove("records that may be copies of one that is purged", len(unsure))
-        if len(dropped):
-            self._report.counts[DUPLICATE.label] = len(dropped)
-        return np.setdiff1d(codes, np.concatenate([dropped, unsure]))
+        if len(copies):
+            self._report.counts[DUPLICATE.label] = len(copies)
+        proven = [copies, unsure]
+        for name, positions in dropped.by_steps.items():
+            proven.append(np.intersect1d(codes, positions))
+            if len(proven[-1]):
+                self._report.counts[f"dropped by {name}"] = len(proven[-1])
+        return np.setdiff1d(codes, np.concatenate(proven))
 
     def _verify_rows(self, directory: Path) -> None:
         """Compare a table without position columns by the contents of its rows: verification computes them again."""

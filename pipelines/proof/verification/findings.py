@@ -12,6 +12,7 @@ from pipelines.proof.verification.reference import run_over
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.table import examples_of
+from pipelines.protocol.outcomes import DROPPED
 from pipelines.protocol.positions import ORDINAL_BITS
 
 
@@ -73,11 +74,13 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
         "records": f"SELECT count(*) FROM parsed WHERE {inside}",  # noqa: S608
         "rows": "SELECT count(*) FROM expected",
         "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
-        "rejected": f"SELECT count(*) FROM parsed WHERE stage IS NOT NULL AND {inside}",  # noqa: S608
+        "rejected": f"SELECT count(*) FROM parsed WHERE NOT starts_with(stage, '{DROPPED}') AND {inside}",  # noqa: S608
         "refused": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
         "abandoned": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
+    dropped = f"SELECT stage, count(*) FROM parsed WHERE starts_with(stage, '{DROPPED}') AND {inside} GROUP BY stage ORDER BY stage"  # noqa: S608
+    counts |= {f"dropped by {stage.removeprefix(DROPPED)}": count for stage, count in engine.execute(dropped).fetchall()}
     if not counts["abandoned"]:
         del counts["abandoned"]
     return counts

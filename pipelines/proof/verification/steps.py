@@ -7,14 +7,25 @@ steps are made here, from types and names. No output of the steps is used.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
 from pipelines.process.steps import Step
-from pipelines.proof.verification.values import Reading, is_sound, key_text, literal, reading, takes_null
+from pipelines.proof.verification.values import (
+    Reading,
+    field_value,
+    is_finite,
+    is_sound,
+    key_text,
+    kind_and_text,
+    literal,
+    reading,
+    takes_null,
+)
 from pipelines.protocol.records import MAX_ROW_BYTES
 from pipelines.types.columns import ColumnType, parse_type
 
@@ -77,10 +88,16 @@ class Wanted:
 def statement_of(program: Program, wanted: Wanted) -> str:
     """Return the statement that makes rows of `parsed` of records, step by step in the order of `program`."""
     fields = fields_of(program)
+    indexes = count(len(fields))
     rows = ""
     for step in program.steps:
-        make = _PARAMETERS.get(step.name, _literals)
-        rows = filled(f"reference/steps/{step.name}", **{**make(step, fields, wanted), "rows": rows})
+        made: dict[str, Field] = {}
+        if step.name == "compute":
+            made, parameters = _compute(step, fields, indexes)
+        else:
+            parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)
+        rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
+        fields = {**(fields if getattr(step, "keeps_fields", True) else {}), **made}
     return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
 
 
@@ -103,6 +120,10 @@ def _literals(step: Step, fields: Mapping[str, Field], wanted: Wanted) -> dict[s
     named = {name: fields[value] for name, value in settings.items() if isinstance(value, str) and value in fields}
     places = {f"{name}_{part}": getattr(field, part) for name, field in named.items() for part in ("kind", "text")}
     return {name: _literal(value) for name, value in settings.items()} | places
+
+
+def _quoted(field: str) -> str:
+    return '"' + field.replace('"', '""') + '"'
 
 
 def _literal(value: Any) -> str:
@@ -136,6 +157,35 @@ def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     return {"is_keyed": " AND ".join(is_keyed), "key": _key(key), "at": at}
 
 
+def _filter(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    is_expr = step.condition.language == "expr"
+    return {
+        "condition": f"({step.condition.expression.sql})",
+        "or_is_nil": " OR tried.v IS NULL" if is_expr else "",
+        "inputs": _inputs(step.fields_read(), fields),
+    }
+
+
+def _compute(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> tuple[dict[str, Field], dict[str, str]]:
+    made = {one.name: Field(next(indexes), one.name, one.value.type) for one in step.outputs}
+    tried = {field: f"tried_{field.index}.v" for field in made.values()}
+    failed = [f"tried_{field.index} IS NULL OR NOT {is_finite(field.source, value)}" for field, value in tried.items()]
+    parts = [(field, kind_and_text(field.source, value)) for field, value in tried.items()]
+    expressions = zip(made.values(), step.outputs, strict=True)
+    return made, {
+        "is_failed": " OR ".join(failed),
+        "kinds_and_texts": "".join(f", {kind} AS {field.kind}, {text} AS {field.text}" for field, (kind, text) in parts),
+        "tried": "".join(f", try(struct_pack(v := ({one.value.expression.sql}))) AS tried_{field.index}" for field, one in expressions),
+        "inputs": _inputs(step.fields_read(), fields),
+    }
+
+
+def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:
+    """Return the fields under their names, as expressions read them; NULL in a record that is rejected already."""
+    values = {name: field_value(fields[name].source, f"record.{fields[name].kind}", f"record.{fields[name].text}") for name in names}
+    return "".join(f", CASE WHEN record.stage IS NULL THEN {value} END AS {_quoted(name)}" for name, value in sorted(values.items()))
+
+
 def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
     readings: dict[str, Reading] = {}
     fits = []
@@ -151,6 +201,7 @@ def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str
 _PARAMETERS: Mapping[str, Callable[[Any, Mapping[str, Field], Wanted], dict[str, str]]] = {
     "parse": _parse,
     "dedup": _dedup,
+    "filter": _filter,
     "mapping": _mapping,
 }
 """The functions that fill the statements of steps whose statements depend on types."""

@@ -77,6 +77,34 @@ def _number(source: str, text: str) -> str:
     return number if _FLOATS[source] == "DOUBLE" else f"try_cast({number} AS {_FLOATS[source]})"
 
 
+def field_value(source: str, kind: str, text: str) -> str:
+    """Return SQL of a field as expressions read it: NULL for a null, a number, a boolean, a text, the text of an array or an object."""
+    value = text
+    if source in _INTEGERS:
+        value = f"CAST({text} AS {_INTEGERS[source]})"
+    elif source in _FLOATS:
+        value = _number(source, text)
+    elif source == "bool":
+        value = f"CAST({text} AS BOOLEAN)"
+    elif source == "bytes":
+        value = f"encode({text})"
+    return f"CASE WHEN {kind} <> 'NULL' THEN {value} END"
+
+
+def kind_and_text(source: str, value: str) -> tuple[str, str]:
+    """Return SQL of the kind and the text of a computed value: the inverse of `field_value`."""
+    kind = literal(_KINDS[source][-1])
+    if source in _INTEGERS:
+        kind = f"CASE WHEN {value} < 0 THEN 'BIGINT' ELSE 'UBIGINT' END"
+    text = f"try(decode({value}))" if source == "bytes" else f"CAST({value} AS VARCHAR)"
+    return f"CASE WHEN {value} IS NULL THEN 'NULL' ELSE {kind} END", text
+
+
+def is_finite(source: str, value: str) -> str:
+    """Return SQL of whether a computed value is a number that JSON has, or no number."""
+    return f"coalesce(isfinite({value}), true)" if source in _FLOATS else "true"
+
+
 def key_text(source: str, text: str) -> str:
     """Return SQL of a text that two values of a key's field share exactly when they are equal."""
     if source in _FLOATS:

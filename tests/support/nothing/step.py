@@ -1,6 +1,6 @@
 """A step that does nothing: what a step has to be, and no more."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ class Nothing(Step):
     field: str
 
     @classmethod
-    def of_file(cls, config: Any, fields: Sequence[Any]) -> Self:
+    def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
         return cls(config.field)
 
     def fields_read(self) -> frozenset[str]:

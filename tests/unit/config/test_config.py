@@ -28,6 +28,7 @@ from pipelines.config import (
     unsupported,
     version_of,
 )
+from pipelines.config.fields import at_sink
 from pipelines.config.source_ids import only_source, source_by_id
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError, HaltError, NotSupportedError
@@ -177,10 +178,7 @@ def test_glassflow_file_loads_unchanged() -> None:
     assert config.resources.nats.stream.max_bytes == 25_000_000_000
     assert config.sources[0].connection_params.logs_in
     assert [transform.type for transform in config.transforms] == ["dedup", "filter", "stateless"]
-    assert unsupported(config) == [
-        "transforms[1]: filter is not supported yet",
-        "transforms[2]: stateless is not supported yet",
-    ]
+    assert unsupported(config) == []
     assert [note.partition(":")[0] for note in notes(config)] == [
         "sources[0].connection_params.password",
         "sink.connection_params.password",
@@ -245,11 +243,14 @@ def test_join_of_two_sources_loads_and_is_not_supported_yet() -> None:
 
 
 def test_filter_and_stateless_after_a_join_see_its_fields() -> None:
-    stateless = {"type": "stateless", "config": {"transforms": [{"expression": "x", "output_name": "total", "output_type": "int"}]}}
-    document = joined() | {"transforms": [{"type": "filter", "config": {"expression": "x"}}, stateless]}
+    stateless = {
+        "type": "stateless",
+        "config": {"transforms": [{"expression": "order_id", "output_name": "total", "output_type": "string"}]},
+    }
+    document = joined() | {"transforms": [{"type": "filter", "config": {"expression": "order_id = '1'"}}, stateless]}
     assert faults_of(document).keys() == {"sink.mapping[0].name", "sink.mapping[1].name"}
-    document["sink"]["mapping"] = [{"name": "total", "column_name": "total", "column_type": "Int64"}]
-    assert pipeline_file.fields_at_sink(parsed(document)) == ["total"]
+    document["sink"]["mapping"] = [{"name": "total", "column_name": "total", "column_type": "String"}]
+    assert at_sink(parsed(document)) == {"total": "string"}
 
 
 def test_columns_of_the_kafka_record_are_fields() -> None:
@@ -671,7 +672,7 @@ def test_login_that_can_work_loads(connection: dict[str, Any]) -> None:
     ("transform", "at", "message"),
     [
         ({"config": {}}, "transforms[0].type", "is required"),
-        ({"type": "dedupe", "config": {}}, "transforms[0].type", "must be one of dedup, filter, stateless (did you mean dedup?)"),
+        ({"type": "dedupe", "config": {}}, "transforms[0].type", "must be one of dedup, compute, filter, stateless (did you mean dedup?)"),
         ({"type": "dedup"}, "transforms[0].config", "is required"),
         (changed("source_id", "oders", DEDUP), "transforms[0].source_id", "did you mean 'orders'?"),
         (changed("config.key", "order", DEDUP), "transforms[0].config.key", "did you mean 'order_id'?"),

@@ -10,6 +10,9 @@ ENVIRONMENT = {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1",
 EXAMPLE = (Path(__file__).resolve().parents[3] / "examples" / "orders" / "pipeline.yaml").read_text()
 
 
+FILTER_BEHIND = "  - {type: filter, source_id: orders, config: {expression: quantity > 1}}\n"
+
+
 def write(path: Path, text: str = EXAMPLE, **replaced: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     for old, new in replaced.items():
@@ -48,7 +51,7 @@ def test_of_two_files_with_one_id_the_second_by_path_is_not_used(tmp_path: Path)
 def test_a_file_that_this_release_cannot_run_is_told(tmp_path: Path) -> None:
     write(
         tmp_path / "filter.yaml",
-        **{"transforms:\n": "transforms:\n  - {type: filter, source_id: orders, config: {expression: 'quantity > 1'}}\n"},
+        **{"transforms:\n": "transforms_order: file\ntransforms:\n", "sink:\n": FILTER_BEHIND + "sink:\n"},
     )
     assert "not supported yet" in read_pipeline_files(tmp_path, ENVIRONMENT).faulty[0].message
 

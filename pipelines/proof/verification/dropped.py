@@ -1,9 +1,10 @@
-"""The records without a row that dedup was right to drop as copies: keys and times computed again by the reference.
+"""The records without a row that a step was right to drop, computed again by the reference: copies, and what a filter drops.
 
 For the audit, which counts positions and reads no contents. It asks whether a record is lost, so the records on out count as accepted, even
 if the reference would not have accepted them: a copy is a record whose key has a row less than a window before it.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,6 +16,8 @@ import pyarrow as pa
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
+from pipelines.process.steps import State
+from pipelines.process.steps.dedup import Dedup
 from pipelines.progress import Progress
 from pipelines.proof.verification.loading import Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
@@ -25,23 +28,26 @@ _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEE
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Raw positions, ascending: `dropped` are copies that are kept nowhere, `unsure` may be copies of purged records.
+class Dropped:
+    """Raw positions, ascending: `copies` are kept nowhere, `by_steps` are dropped for their own sake, by the step's name.
 
-    `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event times before them are purged.
+    `unsure` may be copies of purged records. `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event
+    times before them are purged.
     """
 
-    dropped: RawPositions
+    copies: RawPositions
+    by_steps: Mapping[str, RawPositions]
     unsure: RawPositions
     unread: Sequence[tuple[int, int]]
 
 
-def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Copies:
-    """Compute the copies among the records of the history: records with one of their key on out less than a window before them.
+def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Dropped:
+    """Compute the dropped records of the history. A copy is one with a record of its key on out less than a window before it.
 
     `accepted`: the positions on out of the records between two raw frames, both inclusive. `directory`: as in `reference_engine`.
     """
-    dropped, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
+    copies, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
+    by_steps: dict[str, list[RawPositions]] = defaultdict(list)
     for first, last, config in stretches(source.history, source.configs):
         if config.dedup.time_field and not source.history.is_whole:
             unread.append((first, last))
@@ -53,27 +59,34 @@ def find_copies(source: Source, accepted: Callable[[int, int], RawPositions], di
             load_span(reference, replace(source, history=history), span, progress)
             on_out = accepted(span.read_from, last)
             reference.add_accepted_before(pa.table({"position": on_out}))
-            progress("looking for copies")
+            progress("looking for dropped records")
             reference.evaluate(config, span.bounds)
             for low, high, version in history.segments(first, last):
-                if not source.configs[version].dedup.keeps:
-                    bounds = {"first": first_position(low), "last": last_position(high)}
-                    dropped.append(_positions(engine, filled("reference/covered", window_us=config.dedup.window_us, **bounds)))
+                bounds = {"first": first_position(low), "last": last_position(high)}
+                for step in source.configs[version].steps:
+                    if step.drops and step.state is State.NONE:
+                        by_steps[step.name].append(_positions(engine, filled("reference/dropped_by", step=step.name, **bounds)))
+                if config.dedup.key and not source.configs[version].dedup.keeps:
+                    copies.append(_positions(engine, filled("reference/covered", window_us=config.dedup.window_us, **bounds)))
                     unsure.append(_positions(engine, _UNSURE.format(**bounds)))
-    copies = np.sort(np.concatenate(dropped))
-    return Copies(copies, np.setdiff1d(np.concatenate(unsure), copies), unread)
+    found = np.unique(np.concatenate(copies))
+    own = {name: np.unique(np.concatenate(positions)) for name, positions in by_steps.items()}
+    return Dropped(found, own, np.setdiff1d(np.concatenate(unsure), found), unread)
 
 
 def stretches(history: History, configs: Mapping[str, Program]) -> Iterator[tuple[int, int, Program]]:
-    """Yield (first sequence, last sequence, configuration) of the ranges with one way of dedup that dropped copies."""
+    """Yield (first sequence, last sequence, configuration) of the ranges with one way of dedup in which some record may be dropped."""
     if not history.sequences:
         return
     for _, group in groupby(history.plans, key=lambda plan: dedup_settings(configs[plan.version])):
         plans = list(group)
         first, last, config = max(plans[0].first, history.sequences[0]), plans[-1].to, configs[plans[-1].version]
-        is_dropped = config.dedup.key and not all(configs[plan.version].dedup.keeps for plan in plans)
-        if is_dropped and history.frames(first, last):
+        if any(_drops(configs[plan.version]) for plan in plans) and history.frames(first, last):
             yield first, last, config
+
+
+def _drops(config: Program) -> bool:
+    return any(step.drops and not (isinstance(step, Dedup) and step.keeps) for step in config.steps)
 
 
 def _positions(engine: duckdb.DuckDBPyConnection, sql: str) -> RawPositions:

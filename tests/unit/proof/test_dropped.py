@@ -1,4 +1,4 @@
-"""Which records are copies of one that stands on out, against a dictionary."""
+"""Which records are copies of one on out, against a dictionary."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.verification_case import CONFIG, KEYED, of
 
 from pipelines.connectors.sql import filled
-from pipelines.proof.verification.copies import stretches
+from pipelines.proof.verification.dropped import stretches
 from pipelines.proof.verification.span import History, Plan
 
 WINDOW_US = 10

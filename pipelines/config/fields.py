@@ -1,0 +1,123 @@
+"""The fields of a record at each transform: names, types, and what they are computed from. Also called over a `Partial`.
+
+A type is a source type (`types.fields.SOURCE_TYPES`), or UNKNOWN for the value of a faulty expression, which is reported where it stands.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pipelines.config.order import in_order
+from pipelines.config.partial import Unjudged
+from pipelines.config.transform_model import Asked, Language
+from pipelines.expressions.expression import Expression, check
+
+UNKNOWN = ""
+Types = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A transform of the file at `index`, and the fields before it."""
+
+    index: int
+    transform: Any
+    before: Types
+
+
+def checked(asked: Asked, fields: Types, language: Language | None) -> Expression:
+    """Return the checked expression. Raise ValueError with one sentence for a faulty one."""
+    return _checked(asked.text, tuple(fields.items()), language, asked.type)
+
+
+@cache
+def _checked(text: str, fields: tuple[tuple[str, str], ...], language: Language | None, wanted: str | None) -> Expression:
+    return check(text, dict(fields), language, wanted)
+
+
+def source_of(config: Any, source_id: str | None) -> Any:
+    """Return the source that a transform names, the only source if it names none, or None if there is no such source."""
+    if source_id is None:
+        return config.sources[0] if len(config.sources) == 1 else None
+    return next((source for source in config.sources if source.source_id == source_id), None)
+
+
+def joins(config: Any) -> bool:
+    return config.join is not None and bool(config.join.enabled)
+
+
+def of_source(config: Any, source: Any) -> tuple[list[Passed], Types]:
+    """Return the transforms of one source in the order in which they run, and the fields after them."""
+    only = len(config.sources) == 1
+    own = [entry for entry in in_order(config) if entry[1].source_id == source.source_id or (only and entry[1].source_id is None)]
+    return _through(own, source.fields)
+
+
+def after_join(config: Any) -> tuple[list[Passed], Types]:
+    """Return the transforms after the join, and the fields after them."""
+    types = {source.source_id: of_source(config, source)[1] for source in config.sources}
+    joined = {field.joined_name: types.get(field.source_id, {}).get(field.name, UNKNOWN) for field in config.join.output_fields}
+    return _through([entry for entry in in_order(config) if entry[1].source_id is None], joined)
+
+
+def all_passed(config: Any) -> Iterator[Passed]:
+    """Yield every transform of the file whose source exists."""
+    for source in config.sources:
+        yield from of_source(config, source)[0]
+    if joins(config):
+        yield from after_join(config)[0]
+
+
+def at_sink(config: Any) -> Types:
+    """Return the fields that reach the sink."""
+    return after_join(config)[1] if joins(config) else of_source(config, config.sources[0])[1]
+
+
+def _through(transforms: list[tuple[int, Any]], fields: Types) -> tuple[list[Passed], Types]:
+    passed = []
+    for index, transform in transforms:
+        passed.append(Passed(index, transform, fields))
+        if transform.computes:
+            made = {asked.name: _type_of(asked, fields, transform.config) for asked in transform.config.expressions()}
+            fields = {**(fields if transform.config.keeps_fields else {}), **made}
+    return passed, fields
+
+
+def _type_of(asked: Asked, fields: Types, config: Any) -> str:
+    if asked.type is not None:
+        return asked.type
+    try:
+        return checked(asked, known(fields), config.language).type
+    except (ValueError, Unjudged):
+        return UNKNOWN
+
+
+def known(fields: Types) -> Types:
+    """Return the fields whose type is known."""
+    return {name: kind for name, kind in fields.items() if kind != UNKNOWN}
+
+
+def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
+    """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed."""
+    found: dict[str, Any] = {
+        field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields
+    }
+    found |= {column.name: {"type": column.type} for column in source.columns}
+    for passed in of_source(config, source)[0]:
+        if passed.index == index:
+            break
+        of_config = passed.transform.config
+        if not passed.transform.computes:
+            continue
+        made = {}
+        for asked in of_config.expressions():
+            expression = checked(asked, passed.before, of_config.language)
+            made[asked.name] = {
+                "type": expression.type,
+                **({"unit": asked.unit} if asked.unit else {}),
+                "sql": expression.sql,
+                "of": {name: found[name] for name in expression.fields},
+            }
+        found = {**(found if of_config.keeps_fields else {}), **made}
+    return found

@@ -1,0 +1,61 @@
+"""Expressions in steps: stored with the types of the fields that they read, checked again wherever they are read back, evaluated.
+
+In: rows with the fields. Out: a column per expression; a row on which one fails is rejected, with the expression and its inputs in the
+message. Kept: nothing. Guarantee: the value of a row is a function of that row alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pipelines.expressions.evaluate import evaluate
+from pipelines.expressions.expression import Expression, Language, check
+from pipelines.process.rejections import Rejections
+from pipelines.types.engine import Engine
+
+
+class Stored(NamedTuple):
+    """An expression as a program holds it. `inputs`: (field, source type) of each field that it reads; `type`: that of its value."""
+
+    text: str
+    language: Language
+    inputs: tuple[tuple[str, str], ...]
+    type: str
+
+    @property
+    def fields(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.inputs)
+
+    @property
+    def expression(self) -> Expression:
+        """The checked expression: a program may come from the ledger. Raise ValueError for one that does not check."""
+        return _checked(self)
+
+    def check_inputs(self, columns: Mapping[str, str]) -> None:
+        """Raise ValueError unless `columns` has the fields, with their types."""
+        for name, kind in self.inputs:
+            if columns.get(name) != kind:
+                raise ValueError(f"{self.text!r} reads {name!r} as {kind}, which is {columns.get(name, 'no field')}")
+
+
+def stored(text: str, fields: Mapping[str, str], language: Language | None, wanted: str | None) -> Stored:
+    """Return the expression `text` over `fields`. Raise ValueError for one that does not check."""
+    found = check(text, fields, language, wanted)
+    return Stored(text, found.language, tuple((name, fields[name]) for name in found.fields), found.type)
+
+
+@cache
+def _checked(one: Stored) -> Expression:
+    return check(one.text, dict(one.inputs), one.language, one.type)
+
+
+def computed(
+    engine: Engine, rows: pa.Table, expressions: Sequence[Stored], rejections: Rejections, fields: Sequence[str | None] = (None,)
+) -> list[pa.Array]:
+    """Return a column per expression; note the rows on which one fails. `fields`: the field that a dead letter names, for each."""
+    found = evaluate(engine, rows, [one.expression for one in expressions])
+    for failure in found.failed:
+        rejections.note_each(failure.rows, failure.code, fields[failure.index], failure.messages)
+    return found.values

@@ -1,0 +1,196 @@
+"""Filters and computed fields from Kafka to ClickHouse: every record is a row, dropped, or a dead letter, and every proof agrees."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.pipeline_case import PipelineCase, Position, wait_until
+
+from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
+
+pytestmark = pytest.mark.integration
+FILTER = {"type": "filter", "config": {"expression": "amount >= 10 OR name = 'keep'"}}
+COMPUTE = {
+    "type": "compute",
+    "config": {"fields": [{"name": "total", "expression": "amount * 2"}, {"name": "code", "expression": "CAST(name AS INTEGER)"}]},
+}
+DEDUP = {"type": "dedup", "config": {"key": "id", "time_window": "1h"}}
+
+
+def with_transforms(*transforms: dict[str, Any], order: str | None = None) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        document["transforms"] = list(transforms)
+        if order:
+            document["transforms_order"] = order
+        if COMPUTE in transforms:
+            document["sink"]["mapping"] += [
+                {"name": "total", "column_name": "total", "column_type": "Nullable(Float64)"},
+                {"name": "code", "column_name": "code", "column_type": "Nullable(Int32)"},
+            ]
+
+    return change
+
+
+def event(number: int, name: str, amount: float | None, key: int | None = None) -> bytes:
+    return json.dumps({"id": number if key is None else key, "name": name, "amount": amount}).encode()
+
+
+def events(count: int, first: int = 0) -> list[bytes]:
+    """Of every ten records one is no JSON, one fails in an expression, and some are filtered; ids come twice."""
+    names = ["7", "8", "keep", "x", "9", "10", "11", "12", "13", "14"]
+    return [
+        b"{" if n % 10 == 9 else event(n, names[n % 10], None if n % 10 == 2 else float(n % 17), key=n // 2)
+        for n in range(first, first + count)
+    ]
+
+
+def outcome(value: bytes | None) -> str:
+    """What becomes of a record by the file, without dedup."""
+    assert value is not None
+    if value == b"{":
+        return "parse"
+    record = json.loads(value)
+    if not (record["name"] == "keep" or (record["amount"] is not None and record["amount"] >= 10)):
+        return "dropped"
+    return "row" if record["name"].isdigit() else "compute"
+
+
+def accounts(case: PipelineCase) -> tuple[Counter[str], dict[str, int]]:
+    """(what became of the records, the tally of process by outcome); each record is in one place."""
+    positions = case.client().query(f"SELECT _tf_partition, _tf_offset FROM {case.table}").result_rows
+    rows = Counter((partition, offset) for partition, offset in positions)
+    letters = Counter(((le["_tf_partition"], le["_tf_offset"]), le["stage"]) for le in case.dead_letters())
+    assert max([*rows.values(), *letters.values()]) == 1
+    found: dict[Position, str] = dict.fromkeys(rows, "row") | dict(letters)
+    assert len(found) == len(rows) + len(letters)
+    log = case.log()
+    account = tally(log, case.names, SINGLE)
+    log.close()
+    assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
+    fate = {position: found.get(position, "dropped") for position in case.records()}
+    return Counter(fate.values()), next(leg.outcomes for leg in account.legs if leg.leg == "process")
+
+
+def assert_proven(case: PipelineCase, **counts: int) -> None:
+    """Verification and audit explain every record."""
+    verified = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
+    assert (verified["verdict"], verified["findings"], verified["not_proven"]) == ("clean", [], [])
+    assert {name: verified["counts"].get(name.replace("_", " "), 0) for name in counts} == counts
+    audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
+    assert (audited["verdict"], audited["findings"], audited["not_proven"]) == ("clean", [], [])
+    assert audited["counts"].get("dropped by filter", 0) == counts["dropped_by_filter"]
+
+
+def test_every_record_is_a_row_dropped_or_a_dead_letter(case: PipelineCase, way: None) -> None:
+    case.write_file(with_transforms(FILTER, COMPUTE))
+    case.create_topic()
+    for first in (0, 300):
+        case.send(events(300, first))
+        case.warm_run()
+    fate, of_process = accounts(case)
+    expected = Counter(outcome(value) for value in case.records().values())
+    assert fate == expected
+    assert of_process == {
+        "written to out": expected["row"],
+        "duplicates dropped": 0,
+        "dropped by filter": expected["dropped"],
+        "dead letters": expected["parse"] + expected["compute"],
+    }
+    rows = case.client().query(f"SELECT _tf_partition, _tf_offset, name, amount, total, code FROM {case.table}").result_rows
+    records = case.records()
+    for partition, offset, name, amount, total, code in rows:
+        record = json.loads(records[partition, offset] or b"")
+        assert (name, amount, code, total) == (record["name"], record["amount"], int(name), record["amount"] * 2)
+    assert_proven(case, rows=expected["row"], dropped_by_filter=expected["dropped"])
+
+
+def test_a_failing_expression_is_named_in_its_dead_letters(case: PipelineCase) -> None:
+    case.write_file(with_transforms(COMPUTE))
+    case.create_topic(1)
+    case.send([event(1, "12", 1.5), event(2, "twelve", 1.5)], partitions=1)
+    case.warm_run()
+    (letter,) = case.dead_letters()
+    assert (letter["stage"], letter["code"], letter["field"], letter["_tf_offset"]) == ("compute", "expression_error", "code", 1)
+    assert "CAST(name AS INTEGER)" in letter["message"]
+    assert "twelve" in letter["message"]
+
+
+def test_a_filtered_record_is_not_the_first_of_its_key(case: PipelineCase, way: None) -> None:
+    """In GlassFlow's order, whatever that of the file: the filter first, so the second record of the key stays."""
+    case.write_file(with_transforms(DEDUP, FILTER))
+    case.create_topic(1)
+    case.send([event(1, "low", 1.0), event(1, "high", 20.0), event(1, "again", 30.0), event(2, "low", 2.0)], partitions=1)
+    case.warm_run()
+    assert [name for _, _, name, _ in case.rows()] == ["high"]
+    assert_proven(case, rows=1, copies=1, dropped_by_filter=2)
+
+
+def test_keys_may_be_computed(case: PipelineCase) -> None:
+    key = {"type": "compute", "config": {"fields": [{"name": "bucket", "expression": "id // 10"}]}}
+    case.write_file(with_transforms(key, {"type": "dedup", "config": {"key": "bucket", "time_window": "1h"}}))
+    case.create_topic()
+    case.send([event(n, "n", 1.0) for n in range(100)])
+    case.warm_run()
+    case.send([event(n, "n", 1.0) for n in range(50, 150)])
+    case.warm_run()
+    assert sorted(number // 10 for _, number, _, _ in case.rows()) == list(range(15))
+    assert_proven(case, rows=15, copies=185, dropped_by_filter=0)
+    key["config"]["fields"][0]["expression"] = "id // 20"  # type: ignore[index]
+    case.write_file(with_transforms(key, {"type": "dedup", "config": {"key": "bucket", "time_window": "1h"}}))
+    refused = case.invoke("run", str(case.file), "--until-caught-up")
+    assert refused.exit_code != 0
+    assert "dedup_key_fields" in refused.stderr
+
+
+def test_plans_of_the_file_before_keep_its_filter(case: PipelineCase) -> None:
+    case.write_file(with_transforms(FILTER))
+    case.create_topic(1)
+    case.send([event(n, "n", float(n)) for n in range(20)], partitions=1)
+    case.warm_run()
+    case.write_file(with_transforms({"type": "filter", "config": {"expression": "amount < 5"}}))
+    case.send([event(n, "n", float(n)) for n in range(20)], partitions=1)
+    case.warm_run()
+    assert sorted(number for _, number, _, _ in case.rows()) == [*range(5), *range(10, 20)]
+    assert_proven(case, rows=15, dropped_by_filter=25)
+
+
+def test_a_reprocessed_record_passes_the_corrected_expression(case: PipelineCase) -> None:
+    case.write_file(with_transforms(COMPUTE))
+    case.create_topic(1)
+    case.send([event(1, "12", 1.5), event(2, "12 ", 1.5), event(3, " 13", 1.5)], partitions=1)
+    case.warm_run()
+    failed = len(case.dead_letters())
+    fields = [COMPUTE["config"]["fields"][0], {"name": "code", "expression": "CAST(replace(name, ' ', '') AS INTEGER)"}]  # type: ignore[index]
+
+    def corrected(document: dict[str, Any]) -> None:
+        with_transforms(COMPUTE)(document)
+        document["transforms"] = [{"type": "compute", "config": {"fields": fields}}]
+
+    case.write_file(corrected)
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert sorted(code for (code,) in case.client().query(f"SELECT code FROM {case.table}").result_rows) == [12, 12, 13]
+    assert failed <= 2
+
+
+@pytest.mark.parametrize("fault", ["a missing row", "a row that is filtered"])
+def test_a_planted_fault_behind_a_filter_is_found(case: PipelineCase, fault: str) -> None:
+    case.write_file(with_transforms(FILTER))
+    case.create_topic(1)
+    case.send([event(n, "n", float(n)) for n in range(20)], partitions=1)
+    case.warm_run()
+    if fault == "a missing row":
+        case.client().command(f"ALTER TABLE {case.table} DELETE WHERE _tf_offset = 15 SETTINGS mutations_sync = 2")
+    else:
+        changed = "* REPLACE (5 AS _tf_ordinal, 5 AS _tf_offset, 5 AS id)"
+        case.client().command(f"INSERT INTO {case.table} SELECT {changed} FROM (SELECT * FROM {case.table} WHERE _tf_offset = 15)")
+    wait_until(lambda: case.count() == (9 if fault == "a missing row" else 11), "the planted fault")
+    found = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
+    (finding,) = [one for one in found["findings"] if one["place"] == "rows"]
+    if fault == "a missing row":
+        assert (finding["kind"], finding["examples"][0]["offset"]) == ("missing", 15)
+    else:
+        assert (finding["kind"], finding["examples"][0]["expected"]) == ("extra", "no row: dropped by filter")
