@@ -18,6 +18,8 @@ from pipelines.runner.preflight import check_supported, check_types
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 _LOG = logging.getLogger(__name__)
 _SUFFIXES = {".yaml", ".yml", ".json"}
+_CASES_STEM = ".tests"
+"""End of the names of files of cases (`tallyflow test`), which stand beside their pipeline files."""
 _DEFAULT = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -122,7 +124,10 @@ def _files(directory: Path) -> list[Path]:
     return sorted(
         path
         for path in directory.rglob("*")
-        if path.is_file() and path.suffix in _SUFFIXES and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+        if path.is_file()
+        and path.suffix in _SUFFIXES
+        and not path.stem.endswith(_CASES_STEM)
+        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
     )
 
 

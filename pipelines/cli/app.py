@@ -18,8 +18,10 @@ from rich.text import Text
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import plan as plan_commands
+from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
+from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
 from pipelines.config import json_schema, load, notes
@@ -55,6 +57,16 @@ def validate(file: File) -> None:
             out.print(f"note: {note}", style="yellow", markup=False)
         check_supported(config)
     out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
+
+
+@app.command()
+def ddl(file: File) -> None:
+    """Print the statement that creates the target table of a pipeline file, with what exactly once needs. Connects to nothing."""
+    from pipelines.connectors.sinks.clickhouse import create_statement
+
+    with errors_as_exit():
+        statement = create_statement(load(file))
+    typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
 
 
 @app.command()
@@ -246,7 +258,15 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     return table
 
 
-for command in (dagster_commands.dagster, audit_commands.tally, audit_commands.audit, verify_commands.verify, *state_commands.COMMANDS):
+for command in (
+    preview_commands.preview,
+    test_commands.test,
+    dagster_commands.dagster,
+    audit_commands.tally,
+    audit_commands.audit,
+    verify_commands.verify,
+    *state_commands.COMMANDS,
+):
     app.command()(command)
 app.add_typer(redrive_commands.app, name="dlq")
 app.add_typer(plan_commands.app, name="plan")

@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,6 +54,14 @@ def progress_bar() -> Iterator[Progress]:
     with bars.Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
         task = shown.add_task("starting", total=None)
         yield lambda step, done=0, total=0: shown.update(task, description=escape(step), completed=done, total=total or None)
+
+
+def leave_out_pandas() -> None:
+    """Let PyArrow convert without pandas, which it would import at its first conversion: half of the time of a short command."""
+    if "pandas" not in sys.modules:
+        sys.modules["pandas"] = None  # type: ignore[assignment]
+        pa.array([0])
+        del sys.modules["pandas"]
 
 
 def print_json(value: Any) -> None:

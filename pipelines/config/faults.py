@@ -37,8 +37,8 @@ _WITHOUT_VALUE = {"missing", "rule", "too_short", "string_too_short", "string_to
 _MAX_SHOWN = 60
 
 
-def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
-    """Yield one fault per error of the validation of `tree` as a PipelineConfig, in the order of the model."""
+def faults_of(error: ValidationError, tree: Any, root: type[Model] = PipelineConfig) -> Iterator[Fault]:
+    """Yield one fault per error of the validation of `tree` as a `root`, in the order of the model."""
     for details in error.errors(include_url=False):
         # A list that only looks empty because its items have faults.
         if details["type"] == "too_short" and details["input"]:
@@ -46,18 +46,18 @@ def faults_of(error: ValidationError, tree: Any) -> Iterator[Fault]:
         # A default that would be made from a field which has its own fault.
         if details["type"] == "default_factory_not_called" or isinstance(details["input"], Unavailable):
             continue
-        location, model = _locate(details["loc"], tree)
+        location, model = _locate(details["loc"], tree, root)
         if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
             location = (*location, "type")
         sentence = _sentence(details, location, model)
         yield Fault(path_text(location), sentence + _shown(details, location, sentence))
 
 
-def _locate(loc: Location, tree: Any) -> tuple[Location, type[Model] | None]:
+def _locate(loc: Location, tree: Any, root: type[Model]) -> tuple[Location, type[Model] | None]:
     """Return the path in the file and the model that holds its last part; pydantic adds the names of union members."""
     path: list[str | int] = []
-    holder: type[Model] | None = PipelineConfig
-    models: list[type[Model]] = [PipelineConfig]
+    holder: type[Model] | None = root
+    models: list[type[Model]] = [root]
     value = tree
     for position, key in enumerate(loc):
         if isinstance(key, int):

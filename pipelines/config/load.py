@@ -29,15 +29,18 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineCon
 
     Raises ConfigurationError with every fault of the file; nothing was started, and the caller shows the faults.
     """
+    return parse(read_text(path), name=str(path), environment=environment)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, or a beginning that is too long to be sound. Raise ConfigurationError if it cannot be read."""
     try:
         with path.open(encoding="utf-8") as file:
-            # One more is enough to be refused below.
-            text = file.read(MAX_CHARACTERS + 1)
+            return file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise ConfigurationError(str(path), [Fault("", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(str(path), [Fault("", f"is not UTF-8 text (byte {error.start})")]) from None
-    return parse(text, name=str(path), environment=environment)
 
 
 def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineConfig:

@@ -21,7 +21,6 @@ from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
-from pipelines.process.rejections import Rejections
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.append import Appender, Tail, append_rows, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN
@@ -94,11 +93,8 @@ class Buckets:
 
     def _late_dead_letters(self, late: pa.Table) -> pa.Table:
         """Return the dead letters for late rows; their bytes did not cross the exchange and are read again from their raw frames."""
-        field = self._config.dedup.time_field
-        rejections = Rejections("dedup", late.num_rows)
-        rejections.note(np.ones(late.num_rows, dtype=bool), "late", field, f"{field} lies before the watermark")
         records = read_again(self._connections.log, self._connections.names.stream("raw"), late)
-        return dead_letters(records, rejections.split(late, late).rejected, self._item.config, source=None)
+        return dead_letters(records, self._config.dedup.rejected_late(late), self._item.config, source=None)
 
     def tails(self) -> dict[str, SubjectTail]:
         """Return the subjects' ends as the next plan remembers them."""

@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 from support.pipeline_case import wait_until
 
-from pipelines.config import ClickHouseSink
+from pipelines.config import ClickHouseSink, parse
+from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.sinks import TableColumn
+from pipelines.connectors.sinks import TableColumn, declared_columns
+from pipelines.connectors.sinks.clickhouse import create_statement
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
@@ -139,12 +141,16 @@ def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, d
 
 
 def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database: str) -> None:
+    config = parse(EXAMPLE.replace("table: orders", "table: t"), name="file", environment={})
+    connection = config.sink.connection_params.model_copy(update={"database": database})
+    config = config.model_copy(update={"sink": config.sink.model_copy(update={"connection_params": connection})})
     for _ in range(2):
-        clickhouse.create_table(database, "t", [("id", "Int64"), ("name", "String")], ("id",), 33)
+        make(clickhouse, create_statement(config))
     table = clickhouse.inspect(database, "t")
     assert table is not None
-    assert (table.engine, table.dedup_window) == ("MergeTree", 33)
-    assert [(column.name, column.type) for column in table.columns] == [("id", "Int64"), ("name", "String")]
+    assert (table.engine, table.dedup_window) == ("MergeTree", 10_000)
+    assert [(column.name, column.type) for column in table.columns] == declared_columns(config)
+    assert "ORDER BY (order_id)" in table.definition
     assert "fsync_after_insert = 1, fsync_part_directory = 1" in table.definition, "what is confirmed outlives a power loss"
     assert "min_bytes_for_wide_part = 134217728" in table.definition, "inserts write compact parts"
     clickhouse.drop_table(database, "t")

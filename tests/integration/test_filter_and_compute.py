@@ -194,3 +194,25 @@ def test_a_planted_fault_behind_a_filter_is_found(case: PipelineCase, fault: str
         assert (finding["kind"], finding["examples"][0]["offset"]) == ("missing", 15)
     else:
         assert (finding["kind"], finding["examples"][0]["expected"]) == ("extra", "no row: dropped by filter")
+
+
+def test_a_preview_of_the_topic_says_what_the_pipeline_does(case: PipelineCase) -> None:
+    case.write_file(with_transforms(FILTER, COMPUTE, DEDUP))
+    case.create_topic(1)
+    case.send(events(400), partitions=1)
+    shown = case.invoke("preview", str(case.file), "--from-topic", "1000", "--json")
+    assert shown.exit_code == 0, shown.output
+    previewed = {(record["partition"], record["offset"]): record for record in json.loads(shown.stdout)}
+    case.warm_run()
+    found = case.client().query(f"SELECT _tf_partition, _tf_offset, id, name, amount, total, code FROM {case.table}").result_rows
+    rows = {(partition, offset): tuple(values) for partition, offset, *values in found}
+    letters = {(letter["_tf_partition"], letter["_tf_offset"]): letter for letter in case.dead_letters()}
+    assert previewed.keys() == case.records().keys()
+    assert {p for p, record in previewed.items() if record["outcome"] == "row"} == rows.keys()
+    assert {p for p, record in previewed.items() if record["outcome"] == "rejected"} == letters.keys()
+    for position, values in rows.items():
+        fields = previewed[position]["steps"][-1]["fields"]
+        assert tuple(fields[name] for name in ("id", "name", "amount", "total", "code")) == values
+    for position, letter in letters.items():
+        last = previewed[position]["steps"][-1]
+        assert (last["code"], last["field"], last["reason"]) == (letter["code"], letter["field"], letter["message"])

@@ -158,17 +158,6 @@ class ClickHouse:
             target = self.inspect(database, f".inner_id.{uuid}") or self.inspect(database, f".inner.{view}")
         return View(f"{database}.{view}", definition, target)
 
-    def create_table(self, database: str, name: str, columns: Sequence[tuple[str, str]], order_by: Sequence[str], window: int) -> None:
-        """Create a MergeTree with a deduplication window. Column types must come from `columns.parse_type`."""
-        texts: dict[str, str | int] = {
-            "database": quote_identifier(database),
-            "table": quote_identifier(name),
-            "columns": ", ".join(f"{quote_identifier(column)} {kind}" for column, kind in columns),
-            "order_by": ", ".join(quote_identifier(column) for column in order_by),
-            "window": int(window),
-        }
-        self.command(f"creating table {database}.{name}", filled("clickhouse/create_table", **texts))
-
     def drop_table(self, database: str, name: str) -> None:
         text = filled("clickhouse/drop_table", database=quote_identifier(database), table=quote_identifier(name))
         self.command(f"dropping table {database}.{name}", text)

@@ -13,6 +13,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
+from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.types.columns import parse_type
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Table:
     @property
     def full_name(self) -> str:
         return f"{self.database}.{self.name}"
+
+
+def declared_columns(config: PipelineConfig) -> list[tuple[str, str]]:
+    """Return (name, type) of each column that a created table has: those of the mapping, then the position columns."""
+    return [*((entry.column_name, str(parse_type(entry.column_type))) for entry in config.sink.mapping), *POSITION_COLUMN_TYPES]
 
 
 @dataclass(frozen=True)

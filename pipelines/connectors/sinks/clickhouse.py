@@ -7,11 +7,12 @@ from datetime import timedelta
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
-from pipelines.connectors.sinks import Table, TableColumn
+from pipelines.connectors.sinks import Table, TableColumn, declared_columns
+from pipelines.connectors.sql import filled
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
-from pipelines.types.columns import parse_type
+from pipelines.types.columns import parse_type, quote_identifier
 
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
@@ -39,9 +40,7 @@ class ClickHouseTable(ClickHouse):
         if table is None:
             if not sink.create_table:
                 raise HaltError(f"checking table {self.target}: it does not exist; create it, or set `create_table: true` in the sink")
-            columns = [*((entry.column_name, str(parse_type(entry.column_type))) for entry in sink.mapping), *POSITION_COLUMN_TYPES]
-            order = sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit")
-            self.create_table(database, sink.table, columns, order, CREATED_DEDUP_WINDOW)
+            self.command(f"creating table {self.target}", create_statement(self._pipeline))
             table = self.inspect(database, sink.table)
             if table is None:
                 raise HaltError(f"creating table {self.target}: it was created but does not exist; is another process dropping it?")
@@ -51,6 +50,18 @@ class ClickHouseTable(ClickHouse):
             for target in [table, *self.view_targets(database, sink.table)]:
                 _check_window(target, sink.max_outage or MIN_DEDUP_TIME, self._pipeline.lanes)
         return table
+
+
+def create_statement(config: PipelineConfig) -> str:
+    """Return the statement that creates the target table: a MergeTree that remembers insert tokens."""
+    return filled(
+        "clickhouse/create_table",
+        database=quote_identifier(config.sink.connection_params.database),
+        table=quote_identifier(config.sink.table),
+        columns=",".join(f"\n    {quote_identifier(name)} {kind}" for name, kind in declared_columns(config)) + "\n",
+        order_by=", ".join(map(quote_identifier, config.sink.order_by or ("_tf_sequence", "_tf_ordinal", "_tf_emit"))),
+        window=CREATED_DEDUP_WINDOW,
+    )
 
 
 def check_columns(config: PipelineConfig, table: Table) -> None:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN, Deduplicated, dedup, with_keys, with_times
+from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Columns, Context, State, Step
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, Clocks, FrameTimes, with_newest_before
 from pipelines.protocol.bodies import NEVER
@@ -88,6 +90,12 @@ class Dedup(Step):
         found, late = self._deduplicated(rows.filter(pc.invert(is_past)).drop_columns([PAST_COLUMN]), store, frames)
         accepted = joined([found.accepted, past.select(found.accepted.column_names)])
         return replace(found, accepted=in_position_order(accepted)), late
+
+    def rejected_late(self, late: pa.Table) -> pa.Table:
+        """Return the reasons (`REJECTED_SCHEMA`) of the late rows that `first_of_keys` has returned."""
+        rejections = Rejections(self.stage, late.num_rows)
+        rejections.note(np.ones(late.num_rows, dtype=bool), "late", self.time_field, f"{self.time_field} lies before the watermark")
+        return rejections.split(late, late).rejected
 
     def _deduplicated(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
         if frames is None:

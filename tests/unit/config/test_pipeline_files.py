@@ -60,6 +60,7 @@ def test_hidden_and_other_files_are_no_pipeline_files(tmp_path: Path) -> None:
     write(tmp_path / ".git" / "x.yaml", "x")
     write(tmp_path / ".hidden.yaml", "x")
     write(tmp_path / "README.md", "x")
+    write(tmp_path / "orders.tests.yaml", "x")
     found = read_pipeline_files(tmp_path, ENVIRONMENT)
     assert (found.pipelines, found.faulty) == ((), ())
 

@@ -1,0 +1,59 @@
+"""The command that runs the cases of a pipeline file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from xml.etree import ElementTree
+
+import typer
+
+from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out
+from pipelines.config import load
+from pipelines.config.source_ids import only_source
+from pipelines.counts import count_of
+
+if TYPE_CHECKING:
+    from pipelines.preview.cases import Result
+
+
+def test(
+    file: File,
+    cases: Annotated[
+        Path | None, typer.Argument(help="The cases. Default: beside the pipeline file, `orders.tests.yaml` for `orders.yaml`.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the results as JUnit XML.", dir_okay=False)] = None,
+) -> None:
+    """Run the cases of a pipeline file: records, and what must become of them. Connects to nothing; exit code 1 if a case fails."""
+    leave_out_pandas()
+    from pipelines.preview.cases import cases_path, load_cases, run_case
+    from pipelines.preview.table import declared_table
+    from pipelines.process.program import compile_program
+    from pipelines.runner.preflight import check_supported, check_types
+
+    with errors_as_exit():
+        config = load(file)
+        check_supported(config)
+        check_types(config)
+        found = load_cases(cases or cases_path(file))
+        program, source = compile_program(config, declared_table(config)), only_source(config)
+        results = [run_case(case, program, source) for case in found.tests]
+    for result in results:
+        out.print(f"{'failed' if result.differences else 'passed'}  {result.case.name}", markup=False, highlight=False)
+        for difference in result.differences:
+            out.print(f"        {difference}", markup=False, highlight=False, soft_wrap=True)
+    if junit is not None:
+        junit.write_bytes(_junit(str(file), results))
+    failed = sum(bool(result.differences) for result in results)
+    out.print(f"{count_of(len(results), 'case')}, {failed} failed", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _junit(name: str, results: "list[Result]") -> bytes:
+    failed = sum(bool(result.differences) for result in results)
+    suite = ElementTree.Element("testsuite", name=name, tests=str(len(results)), failures=str(failed))
+    for result in results:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=result.case.name)
+        if result.differences:
+            ElementTree.SubElement(case, "failure", message=result.differences[0]).text = "\n".join(result.differences)
+    written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return written

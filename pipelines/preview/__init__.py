@@ -1,0 +1,7 @@
+"""A preview: what the pipeline would make of some records now, step by step, without Spark, without a server and without any effect.
+
+given.py     records of a file, or the newest of the topic, as raw frames
+table.py     the table as the mapping describes it
+run.py       the frames through the steps of the program, with the outcome of each record at each step
+readable.py  rows as people read them
+"""

@@ -1,0 +1,50 @@
+"""Rows as people read them: the values that ClickHouse takes in binary form, as ClickHouse shows them."""
+
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+from uuid import UUID
+
+from pipelines.process.steps.mapping import MapToTable
+from pipelines.types.columns import ColumnType, parse_type, tuple_fields
+
+
+def readable_row(row: Mapping[str, Any], mapping: MapToTable) -> dict[str, Any]:
+    """Return a row of the table with its values in readable form; position columns stay as they are."""
+    kinds = {column.name: parse_type(column.type) for column in mapping.columns}
+    return {name: readable(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+
+
+def readable(value: Any, kind: ColumnType) -> Any:
+    """Return a value of the column type `kind`, given in the Arrow type in which it is sent."""
+    if value is None:
+        return None
+    if kind.name in _READABLE:
+        return _READABLE[kind.name](value)
+    if kind.members:
+        return next(member.name for member in kind.members if member.value == value)
+    if kind.name == "Array":
+        return [readable(item, kind.inner[0]) for item in value]
+    if kind.name == "Map":
+        return {str(readable(key, kind.inner[0])): readable(item, kind.inner[1]) for key, item in value}
+    if kind.name == "Tuple":
+        return {name: readable(value[name], inner) for name, inner in zip(tuple_fields(kind), kind.inner, strict=True)}
+    return value
+
+
+def _text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode(errors="backslashreplace")
+
+
+def _integer(is_signed: bool) -> Callable[[bytes], int]:
+    return lambda value: int.from_bytes(value, "little", signed=is_signed)
+
+
+_READABLE: Mapping[str, Callable[[Any], Any]] = {
+    "UUID": lambda value: str(UUID(bytes=value)),
+    "IPv4": lambda value: str(IPv4Address(value)),
+    "IPv6": lambda value: str(IPv6Address(value)),
+    "FixedString": _text,
+    **{f"Int{bits}": _integer(True) for bits in (128, 256)},
+    **{f"UInt{bits}": _integer(False) for bits in (128, 256)},
+}
