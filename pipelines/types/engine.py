@@ -1,8 +1,8 @@
-"""The engine of expressions: DuckDB asked about one column, with every question prepared once.
+"""The engine of expressions: DuckDB asked about the columns of a batch, with every question prepared once.
 
 For some rows a plan costs ten times what its execution does. So a statement is prepared at its first use, over a registered source whose
-table is replaced from call to call: a table that is registered anew would have all statements planned anew. Kept: a source per type of
-column, and the names of the prepared statements.
+table is replaced from call to call: a table that is registered anew would have all statements planned anew. Kept: a source per schema,
+and the names of the prepared statements.
 """
 
 import warnings
@@ -23,8 +23,8 @@ warnings.filterwarnings("ignore", "Arrow output on a DB-API result", UserWarning
 class _Source:
     """A registered source: whatever `table` is when a statement reads it, `empty` between statements: a slice would keep all its memory."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self.table = self.empty = pa.table({"v": pa.nulls(0, kind)})
+    def __init__(self, schema: pa.Schema) -> None:
+        self.table = self.empty = schema.empty_table()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table.__arrow_c_stream__(requested_schema)
@@ -35,36 +35,40 @@ class Engine:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self.connection = connection
-        self._sources: dict[pa.DataType, tuple[str, _Source]] = {}
-        self._statements: dict[tuple[str, pa.DataType], str] = {}
+        self._sources: dict[pa.Schema, tuple[str, _Source]] = {}
+        self._statements: dict[tuple[str, str], str] = {}
 
     def ask(self, sql: str, values: pa.Array) -> list[pa.Array]:
         """Run `sql`, a SELECT from `_tf_values` (its only column `v` is `values`), and return its columns, rows in order."""
-        name, source = self._source(values.type)
-        source.table = pa.table({"v": values})
+        return self.select(sql, pa.table({"v": values}))
+
+    def select(self, sql: str, rows: pa.Table) -> list[pa.Array]:
+        """Run `sql`, a SELECT from `_tf_values`, which is `rows`, and return its columns, rows in order."""
+        name, source = self._source(rows.schema)
+        source.table = rows
         try:
-            if values.nbytes > _PREPARED_BYTES:
+            if rows.nbytes > _PREPARED_BYTES:
                 answer = self.connection.sql(_over(name, sql)).to_arrow_table()
             else:
-                answer = self.connection.execute(f"EXECUTE {self._statement(name, sql, values.type)}").to_arrow_table()
+                answer = self.connection.execute(f"EXECUTE {self._statement(name, sql)}").to_arrow_table()
         finally:
             source.table = source.empty
         return [one_chunk(column) for column in answer.columns]
 
-    def _source(self, kind: pa.DataType) -> tuple[str, _Source]:
-        if kind not in self._sources:
-            name, source = f"_tf_values_{len(self._sources)}", _Source(kind)
+    def _source(self, schema: pa.Schema) -> tuple[str, _Source]:
+        if schema not in self._sources:
+            name, source = f"_tf_values_{len(self._sources)}", _Source(schema)
             self.connection.register(name, source)
-            self._sources[kind] = name, source
-        return self._sources[kind]
+            self._sources[schema] = name, source
+        return self._sources[schema]
 
-    def _statement(self, name: str, sql: str, kind: pa.DataType) -> str:
+    def _statement(self, name: str, sql: str) -> str:
         """Return the name of the prepared statement."""
-        if (sql, kind) not in self._statements:
+        if (name, sql) not in self._statements:
             statement = f"_tf_statement_{len(self._statements)}"
             self.connection.execute(f"PREPARE {statement} AS {_over(name, sql)}")
-            self._statements[sql, kind] = statement
-        return self._statements[sql, kind]
+            self._statements[name, sql] = statement
+        return self._statements[name, sql]
 
     def close(self) -> None:
         self.connection.close()

@@ -1,0 +1,67 @@
+"""An expression of the pipeline file: its text, checked at load, becomes SQL that is ready to evaluate.
+
+In: the text, and the fields that it may read, by name with their source types. Out: an `Expression`, or ValueError with one sentence.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal
+
+Language = Literal["sql", "expr"]
+
+_LOOKS_LIKE_EXPR = re.compile(r"""==|&&|\|\||"|\?.*:|\bnil\b|\b(?:contains|matches|startsWith|endsWith)\b""", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A checked expression. Its value for a row depends on the row alone.
+
+    `text`: as the file has it. `sql`: one scalar DuckDB expression over columns that are named as the fields, in the Arrow types of their
+    source types. `fields`: the fields read, sorted. `type`: the source type of the value, a key of `types.fields.SOURCE_TYPES`.
+    """
+
+    text: str
+    language: Language
+    sql: str
+    fields: tuple[str, ...]
+    type: str
+
+
+def check(text: str, fields: Mapping[str, str], language: Language | None = None, wanted: str | None = None) -> Expression:
+    """Check `text` over `fields`, their source types by name, and return the expression.
+
+    `language` None: SQL if that is sound, else expr-lang. `wanted`: the source type that the value must have; None: as inferred.
+    Raises ValueError: one sentence that states the fault, its place and the remedy.
+    """
+    if language == "sql":
+        return _check_sql(text, fields, wanted)
+    if language == "expr":
+        return _check_expr(text, fields, wanted)
+    try:
+        return _check_sql(text, fields, wanted)
+    except ValueError as error:
+        sql_fault = str(error)
+    try:
+        return _check_expr(text, fields, wanted)
+    except ValueError as error:
+        expr_fault = str(error)
+    faults = [f"as SQL: {sql_fault}", f"as expr-lang: {expr_fault}"]
+    raise ValueError("; ".join(reversed(faults) if _LOOKS_LIKE_EXPR.search(text) else faults))
+
+
+def _check_sql(text: str, fields: Mapping[str, str], wanted: str | None) -> Expression:
+    # DuckDB takes time to import, and most pipeline files have no expression.
+    from pipelines.expressions.sql import check_sql
+
+    checked = check_sql(text, fields, wanted)
+    return Expression(text, "sql", checked.sql, checked.fields, checked.type)
+
+
+def _check_expr(text: str, fields: Mapping[str, str], wanted: str | None) -> Expression:
+    from pipelines.expressions.sql import check_sql
+
+    translate = import_module("pipelines.expressions.expr_lang.translate").translate
+    checked = check_sql(translate(text, fields), fields, wanted, is_translated=True)
+    return Expression(text, "expr", checked.sql, checked.fields, checked.type)

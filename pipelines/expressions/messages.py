@@ -1,0 +1,42 @@
+"""The message of a row for which an expression has no value: its text, and the values of the fields that it reads."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.expressions.expression import Expression
+
+_MAX_TEXT = 120
+_MAX_VALUE = 40
+_MAX_FIELDS = 6
+
+
+def messages(expression: Expression, rows: pa.Table, code: str) -> list[str]:
+    """Return a message per row, a function of the expression and the row alone."""
+    what = f"{_cut(' '.join(expression.text.split()), _MAX_TEXT)} {'is not finite' if code == 'not_finite' else 'fails'}"
+    names = expression.fields[:_MAX_FIELDS]
+    if not names:
+        return [what] * len(rows)
+    more = len(expression.fields) - len(names)
+    end = f", and {more} more" if more else ""
+    columns = [rows.column(name).to_pylist() for name in names]
+    return [
+        f"{what} with {', '.join(f'{name} = {_shown(value)}' for name, value in zip(names, values, strict=True))}{end}"
+        for values in zip(*columns, strict=True)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"0x{_cut(value[:_MAX_VALUE].hex(), _MAX_VALUE)}"
+    if isinstance(value, str):
+        return f"'{_cut(value, _MAX_VALUE)}'"
+    return str(value)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
