@@ -16,12 +16,14 @@ from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES
 from pipelines.types.vectors import Mask, to_mask, without
 
+EXPRESSION_ERROR, NOT_FINITE = "expression_error", "not_finite"
+
 
 @dataclass(frozen=True)
 class Failure:
     """Rows for which the expression of this index has no value.
 
-    `code`: `expression_error` or `not_finite`. `messages`: one per row; the message of a row depends on that row alone.
+    `code`: EXPRESSION_ERROR or NOT_FINITE. `messages`: one per row; the message of a row depends on that row alone.
     """
 
     index: int
@@ -57,7 +59,7 @@ def evaluate(engine: Engine, rows: pa.Table, expressions: Sequence[Expression]) 
         value = column if column.type == wire else column.cast(wire)
         infinite = to_mask(pc.invert(pc.is_finite(value))) if pa.types.is_floating(wire) else np.zeros(len(rows), dtype=bool)
         values.append(without(value, infinite))
-        for code, mask in (("expression_error", bad), ("not_finite", infinite)):
+        for code, mask in ((EXPRESSION_ERROR, bad), (NOT_FINITE, infinite)):
             if mask.any():
                 at = np.flatnonzero(mask)
                 failed.append(Failure(index, at, messages(expression, rows.take(pa.array(at)), code), code))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.sources import Source
-from pipelines.process.arrivals import Arrived, microseconds
+from pipelines.process.arrivals import Arrived, arrivals
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import (
     HEADER_BYTES,
@@ -47,8 +47,11 @@ def of_lines(lines: Iterable[bytes], at: datetime | None = None) -> Iterator[Giv
 
 
 def frames_of(given: Iterable[Given], source: KafkaSource) -> list[Arrived]:
-    """Return the records as raw frames in their order: one for each run of records of one partition and one arrival."""
-    frames: list[Arrived] = []
+    """Return the records as raw frames in their order: one for each run of records of one partition and one arrival.
+
+    An arrival never steps back: a record that is given an earlier one arrives with the record before it.
+    """
+    messages: list[Message] = []
     offsets: dict[int, int] = {}
     run: list[Given] = []
 
@@ -57,7 +60,7 @@ def frames_of(given: Iterable[Given], source: KafkaSource) -> list[Arrived]:
             partition = run[0].partition
             first = offsets.get(partition, 0)
             offsets[partition] = first + len(run)
-            frames.append(_frame(len(frames) + 1, _table(run, first), partition, run[0].at, source))
+            messages.append(_frame(len(messages) + 1, _table(run, first), partition, run[0].at, source))
             run.clear()
 
     for record in given:
@@ -65,7 +68,7 @@ def frames_of(given: Iterable[Given], source: KafkaSource) -> list[Arrived]:
             close()
         run.append(record)
     close()
-    return frames
+    return list(arrivals(messages, 0))
 
 
 def newest_frames(source: KafkaSource, opened: Source, count: int) -> list[Arrived]:
@@ -79,7 +82,7 @@ def newest_frames(source: KafkaSource, opened: Source, count: int) -> list[Arriv
     ranges = {partition: (first, end) for partition, (first, end) in ranges.items() if first < end}
     now = datetime.now(UTC)
     blocks = [block for block in opened.read(ranges) if block.records.num_rows]
-    return [_frame(number, block.records, block.partition, now, source) for number, block in enumerate(blocks, 1)]
+    return list(arrivals((_frame(number, block.records, block.partition, now, source) for number, block in enumerate(blocks, 1)), 0))
 
 
 def _table(run: Sequence[Given], first: int) -> pa.Table:
@@ -96,7 +99,7 @@ def _table(run: Sequence[Given], first: int) -> pa.Table:
     return pa.table([pa.array(list(columns[field.name]), field.type) for field in RAW_SCHEMA], schema=RAW_SCHEMA)
 
 
-def _frame(sequence: int, records: pa.Table, partition: int, at: datetime, source: KafkaSource) -> Arrived:
+def _frame(sequence: int, records: pa.Table, partition: int, at: datetime, source: KafkaSource) -> Message:
     headers = {HEADER_TOPIC: source.topic, HEADER_PARTITION: str(partition), HEADER_BYTES: str(records.nbytes)}
     subject = Names("preview").raw(source.source_id, partition)
-    return Arrived(Message(subject, sequence, at, encode_frame(records), headers), microseconds(at))
+    return Message(subject, sequence, at, encode_frame(records), headers)

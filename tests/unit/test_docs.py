@@ -17,11 +17,12 @@ from pipelines.config import parse, unsupported
 from pipelines.dead_letters.triage import REMEDIES
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError
+from pipelines.expressions.evaluate import EXPRESSION_ERROR, NOT_FINITE
 from pipelines.process.isolation import INTERNAL_ERROR
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-GENERATED = {"errors.md", "pipeline-file.md"}
+GENERATED = {"errors.md", "functions.md", "pipeline-file.md"}
 LONGEST_PAGE = 250
 LONGEST_LINE = 200
 _TOP: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -160,7 +161,7 @@ def rejection_codes() -> set[str]:
 def test_every_rejection_has_its_remedy_in_code_and_documents() -> None:
     table = section(text("docs/dead-letter-reference.md"), "Codes")
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
-    assert rejection_codes() | {INTERNAL_ERROR} == set(REMEDIES)
+    assert rejection_codes() | {INTERNAL_ERROR, EXPRESSION_ERROR, NOT_FINITE} == set(REMEDIES)
     assert dict(rows) == REMEDIES
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.expressions.evaluate import EXPRESSION_ERROR
 from pipelines.process.computed import Stored, computed, stored
 from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Columns, Context, Step
@@ -49,7 +50,7 @@ class Filter(Step):
         (values,) = computed(context.engine, rows, [self.condition], rejections)
         if self.condition.language == "expr" and values.null_count:
             message = f"{self.condition.text} gives nil, which is no condition"
-            rejections.note(to_mask(pc.is_null(values)), "expression_error", None, message)
+            rejections.note(to_mask(pc.is_null(values)), EXPRESSION_ERROR, None, message)
         stays = to_mask(pc.fill_null(values, False))
         passed = rejections.split(rows, rows)
         if rejections.any:

@@ -186,6 +186,7 @@ def test_glassflow_file_loads_unchanged() -> None:
         "resources.transform",
         "resources.sink",
         "resources.nats.stream.maxMsgs",
+        "transforms",
     ]
 
 
