@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import latency, rival, stage, step, throughput, verification
+from bench import expressions, latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.orders import Recipe
@@ -47,7 +47,9 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="ingest, end-to-end, dedup, latency, verification, stage, step, rival or sensors.")] = "",
+    only: Annotated[
+        str, typer.Option(help="One part, such as end-to-end, dedup, latency, step or expressions.")
+    ] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -61,6 +63,9 @@ def main(
         return
     if only == "step":
         _print_step(home)
+        return
+    if only == "expressions":
+        _print_expressions(home)
         return
     if only == "sensors":
         _print_sensors(home)
@@ -169,6 +174,17 @@ def _print_step(home: Path) -> None:
         table.add_row(str(one.size), f"{one.events:,}", str(one.buckets), *(f"{one.ms[part]:.2f}" for part in step.PARTS))
     console.print(table)
     (home / "step.json").write_text(json.dumps({"machine": machine(), "step": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_expressions(home: Path) -> None:
+    """Filters and computed fields; needs no server."""
+    found = expressions.measure()
+    table = Table("steps", "us per event", "more than without", "dead letters", title="CPU microseconds per event")
+    for one in found:
+        table.add_row(one.name, f"{one.microseconds:.2f}", f"{one.microseconds - found[0].microseconds:.2f}", f"{one.dead_letters:,}")
+    console.print(table)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "expressions.json").write_text(json.dumps({"machine": machine(), "expressions": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:

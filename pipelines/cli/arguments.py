@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,12 +57,22 @@ def progress_bar() -> Iterator[Progress]:
         yield lambda step, done=0, total=0: shown.update(task, description=escape(step), completed=done, total=total or None)
 
 
+class _NoPandas(MetaPathFinder):
+    """Finds no pandas."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
 def leave_out_pandas() -> None:
     """Let PyArrow convert without pandas, which it would import at its first conversion: half of the time of a short command."""
-    if "pandas" not in sys.modules:
-        sys.modules["pandas"] = None  # type: ignore[assignment]
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
         pa.array([0])
-        del sys.modules["pandas"]
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def print_json(value: Any) -> None:

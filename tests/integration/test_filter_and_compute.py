@@ -62,9 +62,9 @@ def accounts(case: PipelineCase) -> tuple[Counter[str], dict[str, int]]:
     """(what became of the records, the tally of process by outcome); each record is in one place."""
     positions = case.client().query(f"SELECT _tf_partition, _tf_offset FROM {case.table}").result_rows
     rows = Counter((partition, offset) for partition, offset in positions)
-    letters = Counter(((le["_tf_partition"], le["_tf_offset"]), le["stage"]) for le in case.dead_letters())
-    assert max([*rows.values(), *letters.values()]) == 1
+    letters = [((letter["_tf_partition"], letter["_tf_offset"]), letter["stage"]) for letter in case.dead_letters()]
     found: dict[Position, str] = dict.fromkeys(rows, "row") | dict(letters)
+    assert max(rows.values()) == 1
     assert len(found) == len(rows) + len(letters)
     log = case.log()
     account = tally(log, case.names, SINGLE)
