@@ -144,7 +144,7 @@ def _numbers(name: str, names: Names, at: int, value: Value, body: Callable[[Val
 
     def read(array: Value) -> Value:
         assert array.item is not None
-        if array.item.kind not in (*NUMBERS, "json") and array.sql != "CAST([] AS VARCHAR[])":
+        if array.item.kind not in (*NUMBERS, "json"):
             raise fault(f"{name} takes an array of numbers", at)
         item = names.new()
         made = read_as(names, element(array, item), "float" if array.item.kind == "json" else array.item.kind, name, lambda one: one)
@@ -195,14 +195,15 @@ def median(names: Names, at: int, value: Value) -> Value:
 
 def _most(name: str, names: Names, at: int, *values: Value) -> Value:
     """Translate `min` and `max`: of several numbers, or of an array, whose answer is nil if it is empty."""
-    if len(values) > 1 or values[0].kind not in ("list", "json"):
+    if len(values) > 1 or values[0].kind != "list":
         return extreme(name, names, at, *values)
 
     def found(array: Value) -> Value:
         assert array.item is not None
         return replace(array.item, sql=f"list_{name}({array.sql})", nullable=True)
 
-    return _numbers(name, names, at, values[0], found)
+    # The answer for nil is nil too.
+    return _numbers(name, names, at, replace(values[0], nullable=False), found)
 
 
 def largest(names: Names, at: int, *values: Value) -> Value:

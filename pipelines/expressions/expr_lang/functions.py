@@ -145,6 +145,7 @@ EMITTED = frozenset(
         "from_base64",
         "greatest",
         "instr",
+        "isfinite",
         "isinf",
         "isnan",
         "json_array_length",

@@ -206,10 +206,9 @@ def waterfall(names: Names, at: int, *values: Value) -> Value:
     if values[0].kind == "list":
         return _waterfall_of_list(names, at, values[0])
     texts = [shown(names, value, "NULL", at) for value in values]
-    filled = [
-        f"nullif({text.sql}, '')" if value.kind in ("string", "json") else text.sql for value, text in zip(values, texts, strict=True)
-    ]
-    return text_value(f"coalesce({', '.join(filled)}, '')", *texts)
+    # A list, unlike `coalesce`, evaluates all of them: one that fails makes the row fail.
+    filled = f"list_filter([{', '.join(text.sql for text in texts)}], lambda _tf_e: coalesce(_tf_e, '') <> '')"
+    return text_value(f"coalesce(list_extract({filled}, 1), '')", *texts)
 
 
 def _waterfall_of_list(names: Names, at: int, array: Value) -> Value:

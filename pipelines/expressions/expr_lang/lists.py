@@ -17,7 +17,6 @@ from pipelines.expressions.expr_lang.values import (
     integer,
     is_json,
     json_list,
-    literal,
     nil_faults,
     read_as,
     truth,
@@ -33,7 +32,7 @@ def array(items: Sequence[Value], at: int) -> Value:
     if any(item.kind in ("list", "object", "query") for item in items):
         raise fault("an array of arrays or objects is not supported", at)
     if not known:
-        return Value(f"CAST([{', '.join('NULL' for _ in items)}] AS VARCHAR[])", "list", item=literal(None))
+        return Value(f"CAST([{', '.join('NULL' for _ in items)}] AS VARCHAR[])", "list", item=Value("", "json", nullable=True))
     exact = all(item.exact for item in known)
     if not (len({item.kind for item in known}) == 1 or all(item.kind in NUMBERS for item in known)):
         raise fault("the items of an array must be of one kind", at)

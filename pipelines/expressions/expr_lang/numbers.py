@@ -82,7 +82,8 @@ def to_integer(names: Names, at: int, value: Value) -> Value:
 
 
 def _integer_text(text: Value) -> Value:
-    return guarded(integer(f"CAST({text.sql} AS BIGINT)"), (f"NOT regexp_matches({text.sql}, '{_INTEGER}')", "int: not an integer"))
+    whole = f"TRY_CAST({text.sql} AS BIGINT)"
+    return guarded(integer(whole), (f"NOT regexp_matches({text.sql}, '{_INTEGER}') OR {whole} IS NULL", "int: not an integer of 64 bits"))
 
 
 def to_number(names: Names, at: int, value: Value) -> Value:
@@ -104,7 +105,8 @@ def to_number(names: Names, at: int, value: Value) -> Value:
 
 
 def _number_text(text: Value) -> Value:
-    double = f"CAST({text.sql} AS DOUBLE)"
+    # A cast of a literal that fails would fail at the planning, wherever it stands.
+    double = f"TRY_CAST({text.sql} AS DOUBLE)"
     found = Value(double, "float")
     return guarded(found, (f"CASE WHEN regexp_matches({text.sql}, '{_DECIMAL}') THEN isinf({double}) ELSE TRUE END", "float: not a number"))
 
@@ -117,9 +119,12 @@ def cast_integer(names: Names, at: int, value: Value) -> Value:
         return bound(names, value, _floored)
 
     def read(text: Value) -> Value:
-        whole, decimal = f"CAST({text.sql} AS BIGINT)", f"CAST(floor(CAST({text.sql} AS DOUBLE)) AS BIGINT)"
+        whole, decimal = f"TRY_CAST({text.sql} AS BIGINT)", f"TRY_CAST(floor(TRY_CAST({text.sql} AS DOUBLE)) AS BIGINT)"
         cases = f"WHEN regexp_matches({text.sql}, '{_INTEGER}') THEN {whole} WHEN regexp_matches({text.sql}, '{_DECIMAL}') THEN {decimal}"
-        return guarded(integer(f"CASE {cases} ELSE 0 END"), (f"regexp_matches({text.sql}, '{_RARE}')", "toInt: not supported"))
+        number = bound(
+            names, integer(f"CASE {cases} ELSE 0 END"), lambda one: guarded(one, (f"{one.sql} IS NULL", "toInt: not of 64 bits"))
+        )
+        return guarded(number, (f"regexp_matches({text.sql}, '{_RARE}')", "toInt: not supported"))
 
     return bound(names, cast_text(names, value, at), read)
 
@@ -138,7 +143,7 @@ def cast_number(names: Names, at: int, value: Value) -> Value:
         return replace(value, sql=f"coalesce({sql}, 0)" if value.nullable else sql, kind="float", nullable=False, big=True, constant=None)
 
     def read(text: Value) -> Value:
-        double = f"CAST({text.sql} AS DOUBLE)"
+        double = f"TRY_CAST({text.sql} AS DOUBLE)"
         finite = f"CASE WHEN isinf({double}) THEN 0 ELSE {double} END"
         sql = f"CASE WHEN regexp_matches({text.sql}, '{_DECIMAL}') THEN {finite} ELSE CAST(0 AS DOUBLE) END"
         return guarded(Value(sql, "float"), (f"regexp_matches({text.sql}, '{_RARE}')", "toFloat: not supported"))
@@ -149,17 +154,30 @@ def cast_number(names: Names, at: int, value: Value) -> Value:
 def extreme(name: str, names: Names, at: int, *values: Value) -> Value:
     """Translate `min` and `max` of several numbers."""
     for value in values:
-        if value.kind not in (*NUMBERS, "json"):
+        if value.kind not in (*NUMBERS, "json") or (value.kind == "json" and len(values) == 1):
             raise fault(f"{name} takes numbers or one array, not {value.name}", at)
+    if len(values) == 1:
+        return values[0]
     exact = all(value.exact for value in values)
     kind: Kind = "int" if all(value.kind == "int" for value in values) else "float"
+
+    def chosen(first: Value, *others: Value) -> Value:
+        """Compare one after the other, because NaN is neither less nor more than any number."""
+        if not others:
+            return replace(first, kind="float", infinite=True)
+        second, *rest = others
+        order = f"{first.sql} {'<' if name == 'max' else '>'} {second.sql}"
+        better = f"CASE WHEN {order} AND NOT isnan({first.sql}) AND NOT isnan({second.sql}) THEN {second.sql} ELSE {first.sql} END"
+        return bound(names, replace(first, sql=better), lambda one: chosen(one, *rest))
 
     def read(rest: tuple[Value, ...], done: tuple[Value, ...]) -> Value:
         if rest:
             return _number(name, names, at, rest[0], lambda one: read(rest[1:], (*done, one)))
         texts = [as_big(one) if exact else as_double(one) for one in done]
+        if any(one.infinite for one in done):
+            return all_bound(names, [replace(one, sql=text, exact=False) for one, text in zip(done, texts, strict=True)], chosen)
         function = "greatest" if name == "max" else "least"
-        return Value(f"{function}({', '.join(texts)})", kind, exact=exact, infinite=any(one.infinite for one in done))
+        return Value(f"{function}({', '.join(texts)})", kind, exact=exact)
 
     return read(values, ())
 

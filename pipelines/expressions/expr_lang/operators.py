@@ -56,7 +56,7 @@ def arithmetic(names: Names, operator: str, left: Value, right: Value, at: int) 
         return read_both(names, operator, left, right, kind, lambda one, two: Value(f"({one.sql} || {two.sql})", "string"))
     if operator == "%" and (left.kind != "int" or right.kind != "int"):
         raise fault("`%` takes integers, and the numbers of a record are floats; use int()", at)
-    return read_both(names, operator, left, right, kind, lambda one, two: _calculated(operator, one, two))
+    return read_both(names, operator, left, right, kind, lambda one, two: _calculated(names, operator, one, two))
 
 
 def read_both(names: Names, operator: str, left: Value, right: Value, kind: Kind, body: Callable[[Value, Value], Value]) -> Value:
@@ -65,10 +65,14 @@ def read_both(names: Names, operator: str, left: Value, right: Value, kind: Kind
     return read_as(names, left, kinds[0], operator, lambda one: read_as(names, right, kinds[1], operator, lambda two: body(one, two)))
 
 
-def _calculated(operator: str, left: Value, right: Value) -> Value:
+def _remainder(left: Value, divisor: Value) -> Value:
+    value = Value(f"({as_big(left)} % {as_big(divisor)})", "int", exact=True)
+    return value if divisor.constant else guarded(value, (f"{divisor.sql} = 0", "%: by 0"))
+
+
+def _calculated(names: Names, operator: str, left: Value, right: Value) -> Value:
     if operator == "%":
-        value = Value(f"({as_big(left)} % {as_big(right)})", "int", exact=True)
-        return value if right.constant else guarded(value, (f"{right.sql} = 0", "%: by 0"))
+        return bound(names, right, lambda divisor: _remainder(left, divisor))
     if operator == "/":
         return Value(f"({as_double(left)} / {as_double(right)})", "float", infinite=True)
     if operator == "**":

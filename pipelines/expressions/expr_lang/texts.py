@@ -15,6 +15,7 @@ from pipelines.expressions.expr_lang.values import (
     integer,
     is_json,
     json_as,
+    quoted,
     read_as,
     shown_text,
     text_value,
@@ -82,8 +83,7 @@ def lower(names: Names, at: int, value: Value) -> Value:
 
 def trim(names: Names, at: int, value: Value) -> Value:
     text = cast_text(names, value, at)
-    spaces = " || ".join(f"chr({ord(space)})" for space in _SPACES)
-    return text_value(f"trim({text.sql}, {spaces})", text)
+    return text_value(f"trim({text.sql}, {quoted(_SPACES)})", text)
 
 
 def _affix(name: str, names: Names, at: int, value: Value, affix: Value) -> Value:
@@ -111,7 +111,8 @@ def replace_all(names: Names, at: int, value: Value, old: Value, new: Value) -> 
         plain = f"replace({text.sql}, {before.sql}, {after.sql})"
         if before.constant:
             return text_value(plain)
-        spread = f"{after.sql} || array_to_string(string_split({text.sql}, ''), {after.sql}) || {after.sql}"
+        characters = f"string_split({text.sql}, '')"
+        spread = f"{after.sql} || {_joined(characters, after)} || {after.sql}"
         return text_value(f"CASE WHEN {before.sql} <> '' OR {text.sql} = '' THEN {plain} ELSE {spread} END")
 
     return all_bound(names, [cast_text(names, one, at) for one in (value, old, new)], replaced)
@@ -128,6 +129,14 @@ def split(names: Names, at: int, value: Value, separator: Value) -> Value:
     return all_bound(names, (cast_text(names, value, at), cast_text(names, separator, at)), pieces)
 
 
+def _joined(list_sql: str, by: Value) -> str:
+    """Write the texts of a list, joined; `array_to_string` takes a literal only, and the reduction no empty list."""
+    if by.constant is not None:
+        return f"array_to_string({list_sql}, {by.sql})"
+    reduced = f"list_reduce(_tf_l, lambda _tf_a, _tf_e: _tf_a || {by.sql} || _tf_e)"
+    return f"list_transform([{list_sql}], lambda _tf_l: CASE WHEN len(_tf_l) = 0 THEN '' ELSE {reduced} END)[1]"
+
+
 def join(names: Names, at: int, values: Value, separator: Value) -> Value:
     if values.kind not in ("list", "json", "nil") or (values.item and values.item.kind not in ("string", "nil") and not values.boxed):
         raise fault("join takes an array of strings", at)
@@ -139,8 +148,8 @@ def join(names: Names, at: int, values: Value, separator: Value) -> Value:
         assert array.item is not None
         name = names.new()
         each = cast_text(names, Value(name, array.item.kind, nullable=array.item.nullable, exact=array.item.exact), at)
-        sql = f"array_to_string(list_transform({array.sql}, lambda {name}: {each.sql}), {by.sql})"
-        return text_value(f"coalesce({sql}, '')" if array.nullable else sql, array, by)
+        list_sql = f"list_transform({array.sql}, lambda {name}: {each.sql})"
+        return bound(names, by, lambda one: text_value(f"coalesce({_joined(list_sql, one)}, '')", array, each))
 
     def joined_json(one: Value) -> Value:
         return text_value(f"CASE WHEN {is_json(one, 'list')} THEN {joined(json_as(one, 'list')).sql} ELSE '' END", by)
@@ -185,7 +194,7 @@ def trim_suffix(names: Names, at: int, value: Value, suffix: Value = _BLANK) -> 
 
 def split_after(names: Names, at: int, value: Value, separator: Value) -> Value:
     def pieces(text: Value, by: Value) -> Value:
-        parts = f"string_split({text.sql}, {by.sql})"
+        parts = f"list_filter(string_split({text.sql}, {by.sql}), lambda _tf_e: {text.sql} <> '' OR {by.sql} <> '')"
         item, index = names.new(), names.new()
         ended = f"CASE WHEN {index} < len({parts}) THEN {item} || {by.sql} ELSE {item} END"
         return Value(f"list_transform({parts}, lambda {item}, {index}: {ended})", "list", item=_TEXTS, boxed=False)

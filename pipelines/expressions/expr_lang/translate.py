@@ -68,7 +68,14 @@ def _result(value: Value) -> str:
         return bound(Names(), value, json_text).sql
     if value.item is not None and value.item.kind == "json":
         return f"list_transform({value.sql}, lambda _tf_e: CAST(_tf_e AS JSON))"
+    if value.item is not None and value.item.infinite:
+        return bound(Names(), value, _finite).sql
     return value.sql
+
+
+def _finite(array: Value) -> Value:
+    """Return a list whose row fails where an element is NaN or infinite, which JSON cannot hold."""
+    return guarded(array, (f"len(list_filter({array.sql}, lambda _tf_e: NOT isfinite(_tf_e))) > 0", "not finite"))
 
 
 class _Translator:

@@ -23,6 +23,7 @@ NAMES: dict[Kind, str] = {
     "json": "a JSON value",
 }
 """How a message names each kind."""
+_CONTROL = re.compile(r"([\x00-\x1f\x7f])")
 _SIMPLE = re.compile(r'"[^"]*"|_tf_[a-z]+_?\d*|\d+|NULL|TRUE|FALSE|\'[^\']{0,40}\'')
 
 
@@ -55,8 +56,12 @@ class Value:
 
 
 def quoted(text: str) -> str:
-    """Write `text` as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
+    """Write `text` as a literal of SQL; control characters as calls of `chr`."""
+    parts = [
+        part if index % 2 == 0 else f"' || chr({ord(part)}) || '" for index, part in enumerate(_CONTROL.split(text.replace("'", "''")))
+    ]
+    literal_text = "'" + "".join(parts) + "'"
+    return f"({literal_text})" if len(parts) > 1 else literal_text
 
 
 def column(name: str) -> str:
@@ -123,7 +128,7 @@ class Names:
 
 def bound(names: Names, value: Value, body: Callable[[Value], Value]) -> Value:
     """Return what `body` makes of `value`, which it may write several times: SQL text does not double with every level."""
-    if _SIMPLE.fullmatch(value.sql):
+    if value.constant is not None or _SIMPLE.fullmatch(value.sql):
         return body(value)
     name = names.new()
     result = body(replace(value, sql=name, fails=False))
@@ -228,8 +233,16 @@ def _not_finite(value: Value) -> str:
 
 
 def shown_text(value: Value) -> str:
-    """Write a number, which is simple and not NULL, as Go's %v does: with an exponent from 1e21 on and below 1e-4."""
+    """Write a number, which is simple and not NULL, as Go's %v does: a float from a million on, and one below 0.0001, with an exponent."""
+    if value.kind == "int":
+        return fixed_text(value)
     text = f"CAST({value.sql} AS VARCHAR)"
-    if value.exact:
-        return text
-    return f"CASE WHEN abs({value.sql}) < 1e21 AND NOT contains({text}, 'e-') THEN {fixed_text(value)} {_not_finite(value)}ELSE {text} END"
+    digits = "rtrim(replace(ltrim(_tf_t, '-'), '.', ''), '0')"
+    sign, rest = (
+        "CASE WHEN starts_with(_tf_t, '-') THEN '-' ELSE '' END",
+        f"CASE WHEN length({digits}) > 1 THEN '.' || substr({digits}, 2) ELSE '' END",
+    )
+    exponent = "lpad(CAST(length(split_part(ltrim(_tf_t, '-'), '.', 1)) - 1 AS VARCHAR), 2, '0')"
+    large = f"list_transform([{fixed_text(value)}], lambda _tf_t: {sign} || left({digits}, 1) || {rest} || 'e+' || {exponent})[1]"
+    cases = f"WHEN contains({text}, 'e') THEN {text} WHEN abs({value.sql}) >= 1000000 THEN {large}"
+    return f"CASE {_not_finite(value)}{cases} ELSE {fixed_text(value)} END"
