@@ -20,7 +20,9 @@ from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POS
 from pipelines.sink.fit import keeps_values
 from pipelines.types.columns import arrow_type, parse_type
 from pipelines.types.duckdb import open_database, open_engine
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
+from pipelines.types.record_columns import RecordColumn
 
 chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")
 pytestmark = pytest.mark.integration
@@ -173,7 +175,7 @@ def raw_records(values: list[bytes]) -> pa.Table:
         {
             "key": pa.array([b"\xff"] * rows),
             "value": pa.array(values, pa.binary()),
-            "headers": pa.array([[(b"h", b"\xfe")]] * rows, HEADERS_TYPE),
+            "headers": pa.array([[(b"h", "Zoë".encode()), (b'q"', b"0"), (b'q"', b"1")]] * rows, HEADERS_TYPE),
             "timestamp": pa.array([instant] * rows, INSTANT),
             "oversize": pa.nulls(rows, OVERSIZE_TYPE),
             "_tf_sequence": pa.array([1] * rows, pa.uint64()),
@@ -236,15 +238,15 @@ def test_a_verification_calls_for_the_value_that_is_stored(
     with open_database(":memory:", {}) as own:
         reference = Reference(own, compared_columns(config))
         frame = {
-            "position": [1],
-            "partition": [0],
-            "offset": [0],
-            "arrival_us": [0],
-            "value": [text],
-            "is_oversize": [False],
-            "is_past": [False],
+            "position": 1,
+            "partition": 0,
+            "offset": 0,
+            "arrival_us": 0,
+            "value": text,
+            "is_oversize": False,
+            "is_past": False,
         }
-        reference.load(iter(pa.table(frame, schema=FRAME_SCHEMA).to_batches()), config)
+        reference.load(iter([pa.RecordBatch.from_pylist([frame], schema=FRAME_SCHEMA)]), config)
         reference.evaluate(config, Bounds(0, 2))
         own.register("stored", pa.ipc.open_stream(answer).read_all())
         plain = f"c::{duckdb_type(kind)}"
@@ -264,24 +266,32 @@ def test_null_takes_the_default(
 
 
 @pytest.mark.parametrize(
-    ("source", "column", "stored"),
+    ("origin", "header", "source", "column", "stored"),
     [
-        ("_tf_key", "String", "\xff"),
-        ("_tf_topic", "LowCardinality(String)", "orders"),
-        ("_tf_offset", "UInt64", "0"),
-        ("_tf_timestamp", "DateTime('UTC')", "2026-01-31 00:00:00"),
-        ("_tf_arrival", "DateTime64(3, 'UTC')", "2026-01-31 00:00:00.000"),
-        ("_tf_headers", "Map(String, String)", "{'h':'\xfe'}"),
+        ("key", "", "bytes", "String", "\xff"),
+        ("key", "", "bytes", "FixedString(2)", "\xff\0"),
+        ("headers", "h", "string", "LowCardinality(Nullable(String))", "Zoë"),
+        ("headers", "none", "string", "Nullable(String)", "NULL"),
+        ("headers", "", "map", "Map(String, String)", """{'h':'Zoë','q"':'1'}"""),
+        ("headers", "", "map", "JSON", '{"h":"Zoë","q\\"":"1"}'),
+        ("topic", "", "string", "LowCardinality(String)", "orders"),
+        ("offset", "", "int64", "UInt64", "0"),
+        ("partition", "", "int32", "UInt8", "0"),
+        ("timestamp", "", "timestamp", "DateTime('UTC')", "2026-01-31 00:00:00"),
+        ("arrival", "", "timestamp", "DateTime64(3, 'UTC')", "2026-01-31 00:00:00.000"),
+        ("value", "", "string", "String", '{"a": 1}'),
+        ("value", "", "bytes", "String", '{"a": 1}'),
     ],
 )
-def test_key_headers_and_position_arrive_in_columns(
-    clickhouse: Any, engine: duckdb.DuckDBPyConnection, source: str, column: str, stored: str
+def test_a_column_beside_the_json_arrives(
+    clickhouse: Any, engine: Engine, origin: Any, header: str, source: Any, column: str, stored: str
 ) -> None:
-    target = TargetColumn(source, "c", parse_type(column), has_default=False)
-    parsed = parse(engine, raw_records([b"{}"]), [], keep=("key", "headers", "timestamp"))
+    target = TargetColumn("c", "c", parse_type(column), has_default=False)
+    assert check_mapping([ParsedField("c", source)], [target]) == []
+    parsed = parse(engine, raw_records([b'{"a": 1}']), [], columns=[RecordColumn("c", origin, header, source)])
     mapped = map_columns(engine, parsed.accepted, [target])
-    assert check_mapping([], [target]) == [] and mapped.rejected.num_rows == 0
-    assert store(clickhouse, mapped.accepted, f"c {column}", "latin-1") == [stored]
+    assert mapped.rejected.num_rows == 0 and parsed.rejected.num_rows == 0
+    assert store(clickhouse, mapped.accepted, f"c {column}", "utf-8" if source != "bytes" else "latin-1") == [stored]
 
 
 @pytest.mark.parametrize(

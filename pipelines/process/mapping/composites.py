@@ -29,12 +29,7 @@ _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "objec
 
 
 def convert(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
-    """Convert `column` to `target`.
-
-    Composites come from JSON text, or, for a Map of strings, from an Arrow map of bytes (Kafka headers).
-    """
-    if target.name == "Map" and pa.types.is_map(column.type):
-        return column, []
+    """Convert `column` to `target`; composites come from JSON text."""
     if target.name == "Array":
         return _array(engine, column, target)
     if target.name == "Map":

@@ -70,7 +70,7 @@ class MapToTable(Step):
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in context.carried if name in rows.column_names]
         mapped = map_columns(context.engine, rows, self.targets, keep)
-        fitting = reject_wide(mapped.accepted, context.widest_value_bytes)
+        fitting = reject_wide(mapped.accepted, context.widest_bytes)
         return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
 
 

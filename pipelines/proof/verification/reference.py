@@ -30,11 +30,14 @@ FRAME_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("arrival_us", pa.int64()),
         ("value", pa.binary()),
+        ("key", pa.binary()),
+        ("headers", pa.list_(pa.struct([("name", pa.binary()), ("value", pa.binary())]))),
+        ("timestamp_us", pa.int64()),
         ("is_oversize", pa.bool_()),
         ("is_past", pa.bool_()),
     ]
 )
-"""A raw record. `is_oversize`: `value` is only its head.
+"""A raw record. `is_oversize`: `value` is only its head. `key`, `headers` and `timestamp_us` are null where no column reads them.
 
 `is_past`: dedup accepted it before it became a dead letter, and does not compare it again.
 """

@@ -32,8 +32,13 @@ _KINDS = {
     "object": ("OBJECT",),
     "map": ("OBJECT",),
     "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
+    "blob": ("BLOB",),
+    "timestamp": ("UBIGINT", "BIGINT"),
 }
-"""The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite."""
+"""The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite.
+
+Of fields that do not come from JSON (`record_columns`) `blob` is one of bytes, which are its text, and `timestamp` an instant.
+"""
 _DECIMALS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 _WIDEST_DECIMAL = 38
@@ -88,6 +93,8 @@ def field_value(source: str, kind: str, text: str) -> str:
         value = f"CAST({text} AS BOOLEAN)"
     elif source == "bytes":
         value = f"encode({text})"
+    elif source == "timestamp":
+        value = f"make_timestamptz(CAST({text} AS BIGINT))"
     return f"CASE WHEN {kind} <> 'NULL' THEN {value} END"
 
 
@@ -96,7 +103,7 @@ def kind_and_text(source: str, value: str) -> tuple[str, str]:
     kind = literal(_KINDS[source][-1])
     if source in _INTEGERS:
         kind = f"CASE WHEN {value} < 0 THEN 'BIGINT' ELSE 'UBIGINT' END"
-    text = f"try(decode({value}))" if source == "bytes" else f"CAST({value} AS VARCHAR)"
+    text = {"blob": value, "timestamp": f"CAST(epoch_us({value}) AS VARCHAR)"}.get(source, f"CAST({value} AS VARCHAR)")
     return f"CASE WHEN {value} IS NULL THEN 'NULL' ELSE {kind} END", text
 
 
@@ -110,6 +117,8 @@ def key_text(source: str, text: str) -> str:
     if source in _FLOATS:
         # 0.0 turns both zeros into one.
         return f"(({_number(source, text)} + 0.0)::VARCHAR)"
+    if source == "blob":
+        return f"hex({text})"
     return text
 
 
@@ -207,6 +216,8 @@ def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
 
 
 def _scalar(source: str, kind: ColumnType, text: str) -> str:
+    if source == "blob":
+        return _bytes(kind, text)
     if kind.name in INTEGER_BITS:
         return _integer(kind.name, text)
     if kind.name in ("Float32", "Float64"):
@@ -229,6 +240,12 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         "IPv4": f"CASE WHEN regexp_full_match({text}, '({_OCTET}\\.){{3}}{_OCTET}') THEN encode({text}) END",
         "IPv6": f"encode(tf_ipv6_hex({text}))",
     }[kind.name]
+
+
+def _bytes(kind: ColumnType, content: str) -> str:
+    if kind.name == "FixedString":
+        return f"CASE WHEN octet_length({content}) <= {kind.number(0)} THEN unhex(regexp_replace(hex({content}), '(00)+$', '')) END"
+    return content
 
 
 def _integer(name: str, text: str) -> str:
@@ -263,6 +280,8 @@ def _instant(source: str, kind: ColumnType, text: str) -> str:
     if source == "string":
         micros, fits = f"tf_instant_us({text})", f"tf_instant_us({text}) BETWEEN {low} AND {high}"
         rest = f"tf_instant_ns_rest({text})"
+    elif source == "timestamp":
+        micros, fits = f"try_cast({text} AS BIGINT)", f"try_cast({text} AS BIGINT) BETWEEN {low} AND {high}"
     elif source in _FLOATS:
         # As a DOUBLE, because the bounds of a FLOAT comparison would be rounded to FLOATs.
         number = f"{_number(source, text)}::DOUBLE"

@@ -26,7 +26,7 @@ from pipelines.types.fields import ParsedField
 _ENGINE = open_engine()
 _ARROW = {
     "string": pa.string(), "array": pa.string(), "object": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int64": pa.int64(),
-    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "instant": INSTANT,
+    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "timestamp": INSTANT,
 }  # fmt: skip
 UUID = "c0ffee00-1234-5678-9abc-def012345678"
 
@@ -95,7 +95,7 @@ def utc(*parts: int) -> datetime:
         ("string", "DateTime64(5)", "1969-12-31T23:59:58.123456Z", utc(1969, 12, 31, 23, 59, 58, 123_450)),
         ("int64", "DateTime64(2)", -2, utc(1969, 12, 31, 23, 59, 58)),
         ("float64", "DateTime64(2)", -1.877, utc(1969, 12, 31, 23, 59, 58, 120_000)),
-        ("instant", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
+        ("timestamp", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
         ("array", "Array(DateTime64(1))", '["1969-12-31T23:59:58.123Z"]', [utc(1969, 12, 31, 23, 59, 58, 100_000)]),
         ("string", "DateTime64(6)", "2026-01-31 00:00:00.123456789", utc(2026, 1, 31, 0, 0, 0, 123_456)),
         ("int64", "DateTime", 2**32 - 1, utc(2106, 2, 7, 6, 28, 15)),
@@ -106,7 +106,7 @@ def utc(*parts: int) -> datetime:
         ("float32", "DateTime", 4_294_967_040.0, utc(2106, 2, 7, 6, 24)),
         ("float32", "DateTime64(6)", -2_208_988_672.0, utc(1900, 1, 1, 0, 2, 8)),
         ("float32", "DateTime64(6)", 10_413_791_232.0, utc(2299, 12, 31, 23, 47, 12)),
-        ("instant", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
+        ("timestamp", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
         ("string", "Decimal(5, 2)", "-999.9900", Decimal("-999.99")),
         ("string", "Decimal(5, 2)", "000001", Decimal("1.00")),
         ("string", "Decimal(2, 2)", "0.25", Decimal("0.25")),
