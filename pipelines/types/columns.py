@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
 
 import pyarrow as pa
+
+from pipelines.types.type_text import Cursor
 
 INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256)}
 """Width in bits of every integer type, by its ClickHouse name."""
@@ -21,11 +22,6 @@ _NEVER_NULLABLE = {"Array", "Map", "Tuple"}
 _MAX_DEPTH = 16
 _MAX_FIXED_STRING = 0xFFFFFF
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
-_TIME_ZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}\Z", re.ASCII)
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>-?[0-9]{1,20})|(?P<quoted>'(?:[^'\\]|\\.|'')*')|(?P<mark>[(),=`]))", re.S | re.A
-)
-_ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 
 
 @dataclass(frozen=True)
@@ -163,28 +159,23 @@ _ARROW: dict[str, pa.DataType] = {
 }
 
 
-class _Parser:
+class _Parser(Cursor):
     """Recursive descent over one type text; every method leaves the cursor after the text that it read."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = list(self._scan())
-        self._cursor = 0
 
     def type(self, depth: int) -> ColumnType:
         if depth > _MAX_DEPTH:
-            self._fail(f"at most {_MAX_DEPTH} nested types")
-        name = self._take("name", "a type name")
+            self.fail(f"at most {_MAX_DEPTH} nested types")
+        name = self.take("name", "a type name")
         if name in _PLAIN:
             return ColumnType(name)
         reader = self._reader(name)
         if reader is None:
-            self._fail(f"a supported type, got {name!r}", at=self._cursor - 1)
+            self.fail(f"a supported type, got {name!r}", at=self.cursor - 1)
         return reader(depth)
 
     def finish(self) -> None:
-        if self._cursor != len(self._tokens):
-            self._fail("the end of the type")
+        if self.cursor != len(self.tokens):
+            self.fail("the end of the type")
 
     def _reader(self, name: str) -> Callable[[int], ColumnType] | None:
         if name in _DECIMAL_PRECISION:
@@ -205,159 +196,104 @@ class _Parser:
         return readers.get(name)
 
     def _nullable(self, depth: int) -> ColumnType:
-        start = self._cursor
+        start = self.cursor
         (inner,) = self._types(depth, 1)
         if inner.nullable or inner.low_cardinality or inner.name in _NEVER_NULLABLE:
-            self._fail(f"a type that can be Nullable, got {inner}", at=start)
+            self.fail(f"a type that can be Nullable, got {inner}", at=start)
         return ColumnType(inner.name, inner.arguments, nullable=True)
 
     def _low_cardinality(self, depth: int) -> ColumnType:
-        start = self._cursor
+        start = self.cursor
         (inner,) = self._types(depth, 1)
         if inner.low_cardinality or inner.name not in _LOW_CARDINALITY:
-            self._fail(f"a type that can be LowCardinality, got {inner}", at=start)
+            self.fail(f"a type that can be LowCardinality, got {inner}", at=start)
         return ColumnType(inner.name, inner.arguments, nullable=inner.nullable, low_cardinality=True)
 
     def _map(self, depth: int) -> ColumnType:
-        start = self._cursor
+        start = self.cursor
         key, value = self._types(depth, 2)
         if key.nullable or key.name in {"Map", "JSON", "Float32", "Float64"}:
-            self._fail(f"a type that can be a Map key, got {key}", at=start)
+            self.fail(f"a type that can be a Map key, got {key}", at=start)
         return ColumnType("Map", (key, value))
 
     def _tuple(self, depth: int) -> ColumnType:
         names: list[str] = []
         kinds: list[ColumnType] = []
         for _ in self._items():
-            following = self._tokens[self._cursor + 1][0] if self._cursor + 1 < len(self._tokens) else ""
-            if self._peek() == "`" or following == "name":
+            following = self.tokens[self.cursor + 1][0] if self.cursor + 1 < len(self.tokens) else ""
+            if self.peek() == "`" or following == "name":
                 names.append(self._member_name(names))
             kinds.append(self.type(depth + 1))
             if names and len(names) != len(kinds):
-                self._fail("a name for every member of the Tuple, or for none")
+                self.fail("a name for every member of the Tuple, or for none")
         return ColumnType("Tuple", tuple(kinds), fields=tuple(names))
 
     def _member_name(self, names: list[str]) -> str:
-        is_ticked = self._skip("`")
-        name = self._take("name", "a plain member name")
+        is_ticked = self.skip("`")
+        name = self.take("name", "a plain member name")
         if is_ticked:
-            self._mark("`")
+            self.mark("`")
         if name in names:
-            self._fail(f"distinct member names, got {name!r} twice")
+            self.fail(f"distinct member names, got {name!r} twice")
         return name
 
     def _fixed_string(self) -> ColumnType:
-        self._mark("(")
-        length = self._number("a length", 1, _MAX_FIXED_STRING)
-        self._mark(")")
+        self.mark("(")
+        length = self.number("a length", 1, _MAX_FIXED_STRING)
+        self.mark(")")
         return ColumnType("FixedString", (length,))
 
     def _decimal(self, width: int | None) -> ColumnType:
-        self._mark("(")
-        precision = width or self._number("a precision", 1, 76)
-        scale = self._number("a scale", 0, precision) if width or self._skip(",") else 0
-        self._mark(")")
+        self.mark("(")
+        precision = width or self.number("a precision", 1, 76)
+        scale = self.number("a scale", 0, precision) if width or self.skip(",") else 0
+        self.mark(")")
         return ColumnType("Decimal", (precision, scale))
 
     def _date_time(self) -> ColumnType:
-        if not self._skip("("):
+        if not self.skip("("):
             return ColumnType("DateTime")
-        zone = self._zone()
-        self._mark(")")
+        zone = self.zone()
+        self.mark(")")
         return ColumnType("DateTime", (zone,))
 
     def _date_time64(self) -> ColumnType:
-        self._mark("(")
-        precision = self._number("a precision", 0, 9)
-        arguments: tuple[int | str, ...] = (precision, self._zone()) if self._skip(",") else (precision,)
-        self._mark(")")
+        self.mark("(")
+        precision = self.number("a precision", 0, 9)
+        arguments: tuple[int | str, ...] = (precision, self.zone()) if self.skip(",") else (precision,)
+        self.mark(")")
         return ColumnType("DateTime64", arguments)
 
     def _enum(self, name: str) -> ColumnType:
         members: list[EnumMember] = []
         taken: set[str | int] = set()
         for _ in self._items():
-            label = self._quoted("an enum member such as 'a' = 1")
+            label = self.quoted("an enum member such as 'a' = 1")
             value = members[-1].value + 1 if members else 1
-            if self._skip("="):
-                value = self._number("an enum value", -0x8000, 0x7FFF)
+            if self.skip("="):
+                value = self.number("an enum value", -0x8000, 0x7FFF)
             if not taken.isdisjoint((label, value)):
-                self._fail(f"distinct enum members, got {label[:80]!r} = {value}")
+                self.fail(f"distinct enum members, got {label[:80]!r} = {value}")
             taken |= {label, value}
             members.append(EnumMember(label, value))
         fits = all(-0x80 <= member.value <= 0x7F for member in members)
         if name == "Enum8" and not fits:
-            self._fail("values of Enum8 between -128 and 127")
+            self.fail("values of Enum8 between -128 and 127")
         if any(member.value > 0x7FFF for member in members):
-            self._fail("values of Enum16 between -32768 and 32767")
+            self.fail("values of Enum16 between -32768 and 32767")
         width = name if name != "Enum" else "Enum8" if fits else "Enum16"
         return ColumnType(width, tuple(members))
 
     def _types(self, depth: int, count: int) -> list[ColumnType]:
         kinds = [self.type(depth + 1) for _ in self._items()]
         if len(kinds) != count:
-            self._fail(f"{count} type{'s' if count > 1 else ''} in the parentheses, got {len(kinds)}")
+            self.fail(f"{count} type{'s' if count > 1 else ''} in the parentheses, got {len(kinds)}")
         return kinds
 
     def _items(self) -> Iterator[None]:
         """Read the parentheses and commas around items that the caller reads, one per step."""
-        self._mark("(")
+        self.mark("(")
         yield None
-        while self._skip(","):
+        while self.skip(","):
             yield None
-        self._mark(")")
-
-    def _number(self, what: str, low: int, high: int) -> int:
-        number = int(self._take("number", what))
-        if not low <= number <= high:
-            self._fail(f"{what} between {low} and {high}", at=self._cursor - 1)
-        return number
-
-    def _zone(self) -> str:
-        zone = self._quoted("a time zone such as 'UTC'")
-        if not _TIME_ZONE.match(zone):
-            self._fail("a time zone such as 'UTC' or 'Europe/Berlin'", at=self._cursor - 1)
-        return zone
-
-    def _quoted(self, what: str) -> str:
-        literal = self._take("quoted", what)[1:-1]
-        unknown = next((found for found in re.findall(r"\\(.)", literal, flags=re.S) if found not in _ESCAPES), None)
-        if unknown is not None:
-            self._fail(f"a known escape in the string, got \\{unknown}", at=self._cursor - 1)
-        return re.sub(r"\\(.)|''", lambda found: _ESCAPES[found[1]] if found[1] else "'", literal, flags=re.S)
-
-    def _mark(self, mark: str) -> None:
-        if not self._skip(mark):
-            self._fail(repr(mark))
-
-    def _skip(self, mark: str) -> bool:
-        """Read the mark if it comes next; return whether it does."""
-        is_next = self._peek() == mark
-        self._cursor += is_next
-        return is_next
-
-    def _peek(self) -> str:
-        return self._tokens[self._cursor][1] if self._cursor < len(self._tokens) else ""
-
-    def _take(self, kind: str, what: str) -> str:
-        if self._cursor >= len(self._tokens) or self._tokens[self._cursor][0] != kind:
-            self._fail(what)
-        self._cursor += 1
-        return self._tokens[self._cursor - 1][1]
-
-    def _scan(self) -> Iterator[tuple[str, str, int]]:
-        position, end = 0, len(self._text.rstrip())
-        while position < end:
-            token = _TOKEN.match(self._text, position, end)
-            if token is None or token.lastgroup is None:
-                while self._text[position].isspace():
-                    position += 1
-                raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: unexpected text")
-            yield token.lastgroup, token[token.lastgroup], token.start(token.lastgroup)
-            position = token.end()
-
-    def _fail(self, expected: str, at: int | None = None) -> NoReturn:
-        """Raise ValueError at the token number `at`, by default the next one."""
-        at = self._cursor if at is None else at
-        position = self._tokens[at][2] if at < len(self._tokens) else len(self._text)
-        raise ValueError(f"type {self._text[:200]!r}, position {position + 1}: expected {expected}")
+        self.mark(")")
