@@ -6,7 +6,7 @@ statement once it has been parsed here. `arrow_type` gives the Arrow type in whi
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -18,7 +18,19 @@ INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 1
 _DECIMAL_PRECISION = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
 _PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "IPv4", "IPv6", "JSON"}
 _LOW_CARDINALITY = _PLAIN - {"IPv6", "JSON"} | {"FixedString", "DateTime"}
-_NEVER_NULLABLE = {"Array", "Map", "Tuple"}
+_NEVER_NULLABLE = {"Array", "Map"}
+_WAYS = {
+    "AggregateFunction": "rows hold no states of aggregates: let a materialized view fill it, or use SimpleAggregateFunction",
+    "Dynamic": "JSON takes any object, String the text of any value",
+    "Variant": "JSON takes any object, String the text of any value, Tuple values of several types",
+    "Geometry": "name the shape: Point, Ring, LineString, MultiPoint, Polygon, MultiLineString or MultiPolygon",
+    "BFloat16": "it keeps three digits of a number: use Float32",
+    "QBit": "use Array(Float32)",
+    "Interval": "use Int64",
+    "Nested": "use Array(Tuple(name Type, ...))",
+    "Nothing": "it holds no values",
+}
+"""The way on for types that are not supported, by the begin of their names."""
 _MAX_DEPTH = 16
 _MAX_FIXED_STRING = 0xFFFFFF
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
@@ -40,6 +52,7 @@ class ColumnType:
     `arguments` by `name`: FixedString (length,), DateTime (zone,) or (), DateTime64 (precision,) or (precision, zone),
     Decimal (precision, scale), Enum8/Enum16 (EnumMember, ...), Array (ColumnType,), Map (key, value), Tuple (ColumnType, ...); else ().
     `fields` names the members of a Tuple, and is empty if they have no names. LowCardinality(Nullable(T)) has both flags set.
+    `aggregate`: the function of a SimpleAggregateFunction of this type.
     """
 
     name: str
@@ -47,12 +60,23 @@ class ColumnType:
     nullable: bool = False
     low_cardinality: bool = False
     fields: tuple[str, ...] = ()
+    aggregate: str = ""
 
     def __str__(self) -> str:
         text = self.name + self._argument_text()
         if self.nullable:
             text = f"Nullable({text})"
-        return f"LowCardinality({text})" if self.low_cardinality else text
+        if self.low_cardinality:
+            text = f"LowCardinality({text})"
+        return f"SimpleAggregateFunction({self.aggregate}, {text})" if self.aggregate else text
+
+    @property
+    def of_values(self) -> "ColumnType":
+        """The type as which a value is made and sent: geometric types are tuples of coordinates, an aggregate is a value like others."""
+        if self.name in _SHAPES:
+            return replace(_SHAPES[self.name], nullable=self.nullable)
+        arguments = tuple(one.of_values if isinstance(one, ColumnType) else one for one in self.arguments)
+        return replace(self, arguments=arguments, aggregate="")
 
     @property
     def inner(self) -> tuple["ColumnType", ...]:
@@ -94,6 +118,14 @@ def quote_string(text: str) -> str:
     return f"'{escaped}'"
 
 
+_SHAPES = {"Point": ColumnType("Tuple", (ColumnType("Float64"), ColumnType("Float64")))}
+for _shape, _part in (
+    *(("Ring", "Point"), ("LineString", "Point"), ("MultiPoint", "Point"), ("Polygon", "Ring")),
+    *(("MultiLineString", "LineString"), ("MultiPolygon", "Polygon")),
+):
+    _SHAPES[_shape] = ColumnType("Array", (_SHAPES[_part],))
+
+
 @lru_cache(maxsize=1024)
 def parse_type(text: str) -> ColumnType:
     """Parse a ClickHouse type; raise ValueError with the position (counted from 1) and what was expected there."""
@@ -103,8 +135,13 @@ def parse_type(text: str) -> ColumnType:
     return column
 
 
+def value_type(text: str) -> ColumnType:
+    """Parse a ClickHouse type as `parse_type` does; return the type as which its values are made and sent."""
+    return parse_type(text).of_values
+
+
 def arrow_type(column: ColumnType) -> pa.DataType:
-    """Return the Arrow type in which a value of `column` is sent.
+    """Return the Arrow type in which a value of `column`, a type of values, is sent.
 
     Source: measured, see tests/integration/test_column_types.py.
 
@@ -166,11 +203,12 @@ class _Parser(Cursor):
         if depth > _MAX_DEPTH:
             self.fail(f"at most {_MAX_DEPTH} nested types")
         name = self.take("name", "a type name")
-        if name in _PLAIN:
+        if name in _PLAIN or name in _SHAPES:
             return ColumnType(name)
         reader = self._reader(name)
         if reader is None:
-            self.fail(f"a supported type, got {name!r}", at=self.cursor - 1)
+            way = next((f"; {way}" for kind, way in _WAYS.items() if name.startswith(kind)), "")
+            self.fail(f"a supported type, got {name!r}{way}", at=self.cursor - 1)
         return reader(depth)
 
     def finish(self) -> None:
@@ -186,21 +224,23 @@ class _Parser(Cursor):
             "FixedString": lambda _: self._fixed_string(),
             "Decimal": lambda _: self._decimal(None),
             "DateTime": lambda _: self._date_time(),
+            "DateTime32": lambda _: self._date_time(),
             "DateTime64": lambda _: self._date_time64(),
             "Nullable": self._nullable,
             "LowCardinality": self._low_cardinality,
             "Array": lambda depth: ColumnType("Array", tuple(self._types(depth, 1))),
             "Map": self._map,
             "Tuple": self._tuple,
+            "SimpleAggregateFunction": self._simple_aggregate,
         }
         return readers.get(name)
 
     def _nullable(self, depth: int) -> ColumnType:
         start = self.cursor
         (inner,) = self._types(depth, 1)
-        if inner.nullable or inner.low_cardinality or inner.name in _NEVER_NULLABLE:
+        if inner.nullable or inner.low_cardinality or inner.of_values.name in _NEVER_NULLABLE:
             self.fail(f"a type that can be Nullable, got {inner}", at=start)
-        return ColumnType(inner.name, inner.arguments, nullable=True)
+        return replace(inner, nullable=True)
 
     def _low_cardinality(self, depth: int) -> ColumnType:
         start = self.cursor
@@ -208,6 +248,16 @@ class _Parser(Cursor):
         if inner.low_cardinality or inner.name not in _LOW_CARDINALITY:
             self.fail(f"a type that can be LowCardinality, got {inner}", at=start)
         return ColumnType(inner.name, inner.arguments, nullable=inner.nullable, low_cardinality=True)
+
+    def _simple_aggregate(self, depth: int) -> ColumnType:
+        if depth:
+            self.fail("a type of values: only a whole column can be a SimpleAggregateFunction", at=self.cursor - 1)
+        self.mark("(")
+        function = self.take("name", "an aggregate function such as sum")
+        self.mark(",")
+        column = self.type(depth + 1)
+        self.mark(")")
+        return replace(column, aggregate=function)
 
     def _map(self, depth: int) -> ColumnType:
         start = self.cursor
@@ -244,6 +294,8 @@ class _Parser(Cursor):
         return ColumnType("FixedString", (length,))
 
     def _decimal(self, width: int | None) -> ColumnType:
+        if width is None and self.peek() != "(":
+            return ColumnType("Decimal", (10, 0))
         self.mark("(")
         precision = width or self.number("a precision", 1, 76)
         scale = self.number("a scale", 0, precision) if width or self.skip(",") else 0
@@ -258,6 +310,8 @@ class _Parser(Cursor):
         return ColumnType("DateTime", (zone,))
 
     def _date_time64(self) -> ColumnType:
+        if self.peek() != "(":
+            return ColumnType("DateTime64", (3,))
         self.mark("(")
         precision = self.number("a precision", 0, 9)
         arguments: tuple[int | str, ...] = (precision, self.zone()) if self.skip(",") else (precision,)

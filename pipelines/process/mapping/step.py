@@ -35,7 +35,7 @@ _TARGETS = {
     "decimal": frozenset({"Decimal"}),
     "bytes": frozenset({"String", "FixedString"}),
     "bool": frozenset({"Bool"}),
-    "array": frozenset({"String", "Array"}),
+    "array": frozenset({"String", "Array", "Tuple"}),
     "object": frozenset({"String", "Map", "Tuple", "JSON"}),
     "map": frozenset({"String", "Map", "Tuple", "JSON"}),
     "timestamp": INSTANT_TARGETS,
@@ -113,8 +113,9 @@ def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]
 def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
     if target.name not in _targets(source):
         yield f"{source} cannot become {target}; it can become {', '.join(sorted(_targets(source)))}"
-    elif target.name == "Tuple" and not target.fields:
-        yield f"an object can only become a Tuple with named members, not {target}"
+    elif target.name == "Tuple" and bool(target.fields) != (source != "array"):
+        names = "without names" if source == "array" else "with named members"
+        yield f"an {source if source == 'array' else 'object'} can only become a Tuple {names}, not {target}"
     elif target.name == "Map" and target.inner[0].name not in _MAP_KEYS:
         yield f"the keys of an object are strings and cannot become {target.inner[0]}"
     else:

@@ -21,7 +21,7 @@ from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
-from pipelines.types.columns import parse_type
+from pipelines.types.columns import value_type
 
 FRAME_SCHEMA = pa.schema(
     [
@@ -63,7 +63,7 @@ class Bounds:
 
 
 def compared_columns(config: Program) -> list[Column]:
-    targets = [(one.name, parse_type(one.type), one.has_default) for one in config.mapping.columns]
+    targets = [(one.name, value_type(one.type), one.has_default) for one in config.mapping.columns]
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 

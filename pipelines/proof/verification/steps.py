@@ -28,7 +28,7 @@ from pipelines.proof.verification.values import (
     takes_null,
 )
 from pipelines.protocol.records import MAX_ROW_BYTES
-from pipelines.types.columns import ColumnType, parse_type
+from pipelines.types.columns import ColumnType, parse_type, value_type
 
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
@@ -199,7 +199,7 @@ def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str
     readings: dict[str, Reading] = {}
     fits = []
     for column in step.columns:
-        field, kind = fields[column.field], parse_type(column.type)
+        field, kind = fields[column.field], value_type(column.type)
         readings[column.name] = reading(field.source, kind, field.kind, field.text, unit=column.unit)
         when_null = "true" if takes_null(kind, column.has_default) else "false"
         fits.append(f"CASE WHEN {field.kind} = 'NULL' THEN {when_null} ELSE {readings[column.name].fits} END")

@@ -172,6 +172,8 @@ def _element_source(kind: ColumnType) -> str:
     """Return the declared type of an element: instants, dates, addresses and enums are texts, decimals texts or numbers."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
+    if kind.name == "Tuple" and not kind.fields:
+        return "array"
     declared = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
     return declared.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
 
@@ -208,10 +210,12 @@ def _map_value(kind: ColumnType, document: str, depth: int) -> Reading:
 
 def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
     document = f"try_cast({text} AS JSON)"
-    members = [_element(one, f"json_extract({document}, '$.\"{name}\"')", depth) for name, one in zip(kind.fields, kind.inner, strict=True)]
+    places = [f'."{name}"' for name in kind.fields] or [f"[{index}]" for index in range(len(kind.inner))]
+    members = [_element(one, f"json_extract({document}, '${place}')", depth) for place, one in zip(places, kind.inner, strict=True)]
     plain = ", ".join(f"'{number}': {member.value}" for number, member in enumerate(members, 1))
     keys = f"json_keys({document})"
-    fits = " AND ".join([f"list_unique({keys}) = len({keys})", *(member.fits for member in members)])
+    is_whole = f"list_unique({keys}) = len({keys})" if kind.fields else f"json_array_length({document}) = {len(kind.inner)}"
+    fits = " AND ".join([is_whole, *(member.fits for member in members)])
     return Reading(f"CASE WHEN {text} IS NOT NULL THEN {{{plain}}} END", f"coalesce({fits}, false)")
 
 
@@ -359,7 +363,8 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
         return f"arraySort({name} -> {name}.1, {pairs})"
     if kind.name == "Tuple":
         members = (plain_sql(inner, f"tupleElement({value}, {number})", depth) for number, inner in enumerate(kind.inner, 1))
-        return f"tuple({', '.join(members)})"
+        plain = f"tuple({', '.join(members)})"
+        return f"if({value} IS NULL, NULL, {plain})" if kind.nullable else plain
     if kind.name == "DateTime64":
         return f"reinterpret({value}, 'Int64')"
     if kind.name == "DateTime":

@@ -214,6 +214,15 @@ def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanosecon
         ("object", "Tuple(a Int8)", "{}", "null_in_non_nullable"),
         ("object", "Tuple(a Int8)", '{"a":"x"}', "wrong_type"),
         ("object", "Tuple(a Tuple(b Int8))", '{"a":{"b":300}}', "out_of_range"),
+        ("array", "Tuple(Int8, Int8)", "[1]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[1,2,3]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[1,null]", "null_in_non_nullable"),
+        ("array", "Tuple(Int8, Int8)", "[1,300]", "out_of_range"),
+        ("array", "Tuple(Int8, String)", "[1,2]", "wrong_type"),
+        ("array", "Array(Tuple(Int8))", "[[1],[1,2]]", "invalid_value"),
+        ("array", "Array(Nullable(Tuple(Int8)))", "[null,[null]]", "null_in_non_nullable"),
+        ("array", "Array(Tuple(Int8))", "[null]", "null_in_non_nullable"),
     ],
 )
 def test_value_without_a_place_is_rejected(source: str, column: str, value: Any, code: str) -> None:
@@ -297,7 +306,8 @@ def test_no_rows_are_fine() -> None:
         ("object", "Array(String)", "object cannot become Array(String)"),
         ("object", "Tuple(Int8, Int8)", "named members"),
         ("object", "Map(Int8, Int8)", "keys of an object"),
-        ("array", "Array(Tuple(Int8))", "named members"),
+        ("array", "Tuple(a Int8)", "an array can only become a Tuple without names"),
+        ("object", "Map(String, Tuple(Map(Int8, Int8)))", "keys of an object"),
     ],
 )
 def test_mapping_without_a_way_is_told_at_start(source: str, column: str, fault: str) -> None:
