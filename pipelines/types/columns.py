@@ -16,7 +16,7 @@ from pipelines.types.type_text import Cursor
 INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256)}
 """Width in bits of every integer type, by its ClickHouse name."""
 _DECIMAL_PRECISION = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
-_PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "IPv4", "IPv6", "JSON"}
+_PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "Time", "IPv4", "IPv6", "JSON"}
 _LOW_CARDINALITY = _PLAIN - {"IPv6", "JSON"} | {"FixedString", "DateTime"}
 _NEVER_NULLABLE = {"Array", "Map"}
 _WAYS = {
@@ -49,7 +49,7 @@ class EnumMember:
 class ColumnType:
     """One ClickHouse type. `str()` gives its canonical text, as `system.columns` shows it.
 
-    `arguments` by `name`: FixedString (length,), DateTime (zone,) or (), DateTime64 (precision,) or (precision, zone),
+    `arguments` by `name`: FixedString (length,), DateTime (zone,) or (), DateTime64 (precision,) or (precision, zone), Time64 (precision,),
     Decimal (precision, scale), Enum8/Enum16 (EnumMember, ...), Array (ColumnType,), Map (key, value), Tuple (ColumnType, ...); else ().
     `fields` names the members of a Tuple, and is empty if they have no names. LowCardinality(Nullable(T)) has both flags set.
     `aggregate`: the function of a SimpleAggregateFunction of this type.
@@ -145,8 +145,9 @@ def arrow_type(column: ColumnType) -> pa.DataType:
 
     Source: measured, see tests/integration/test_column_types.py.
 
-    UUID, Enum, IPv4 and wide integers are sent in binary form: as text a null would fail instead of taking the column's DEFAULT.
-    UUID bytes are big-endian (`uuid.bytes`), IPv6 is in network order, [U]Int256 and UInt128 are little-endian.
+    UUID, Enum, IPv4 and wide integers are sent in binary form, a Time in seconds, a Time64 as a Decimal of them: as text a null would fail
+    instead of taking the column's DEFAULT. UUID bytes are big-endian (`uuid.bytes`), IPv6 is in network order, [U]Int256 and UInt128 are
+    little-endian.
     """
     name = column.name
     if name in _ARROW:
@@ -156,6 +157,8 @@ def arrow_type(column: ColumnType) -> pa.DataType:
     if name == "DateTime64":
         precision = column.number(0)
         return pa.timestamp("ms" if precision <= 3 else "us" if precision <= 6 else "ns", tz="UTC")
+    if name == "Time64":
+        return pa.decimal128(18, column.number(0))
     if name == "Decimal":
         precision, scale = column.number(0), column.number(1)
         return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
@@ -193,6 +196,7 @@ _ARROW: dict[str, pa.DataType] = {
     "Date": pa.date32(),
     "Date32": pa.date32(),
     "DateTime": pa.timestamp("s", tz="UTC"),
+    "Time": pa.int32(),
 }
 
 
@@ -226,6 +230,7 @@ class _Parser(Cursor):
             "DateTime": lambda _: self._date_time(),
             "DateTime32": lambda _: self._date_time(),
             "DateTime64": lambda _: self._date_time64(),
+            "Time64": lambda _: self._time64(),
             "Nullable": self._nullable,
             "LowCardinality": self._low_cardinality,
             "Array": lambda depth: ColumnType("Array", tuple(self._types(depth, 1))),
@@ -317,6 +322,14 @@ class _Parser(Cursor):
         arguments: tuple[int | str, ...] = (precision, self.zone()) if self.skip(",") else (precision,)
         self.mark(")")
         return ColumnType("DateTime64", arguments)
+
+    def _time64(self) -> ColumnType:
+        if self.peek() != "(":
+            return ColumnType("Time64", (3,))
+        self.mark("(")
+        precision = self.number("a precision", 0, 9)
+        self.mark(")")
+        return ColumnType("Time64", (precision,))
 
     def _enum(self, name: str) -> ColumnType:
         members: list[EnumMember] = []

@@ -120,6 +120,13 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("Map(LowCardinality(String), Array(String))", "map", {"a": ["x"], "b": []}, "{'a':['x'],'b':[]}"),
     ("Map(UUID, UInt8)", "map", {UUID: 1}, f"{{'{UUID}':1}}"),
     ("Tuple(a String, b Tuple(c Int64, d Array(Int8)))", "object", {"b": {"d": [1], "c": 2}, "a": "x"}, "('x',(2,[1]))"),
+    ("Time", "string", "23:59:59.000", "23:59:59"),
+    ("Time", "string", "-999:59:59", "-999:59:59"),
+    *((f"Time64({digits})", "string", "-0:00:00" + ".000000005"[: digits + 1 if digits else 0], text) for digits, text in
+      ((0, "00:00:00"), (3, "00:00:00.000"), (9, "-00:00:00.000000005"))),
+    ("Time64", "string", "999:59:59.999", "999:59:59.999"),
+    ("Array(Time64(3))", "array", ["-0:00:00.005", "1:02:03.4"], "['-00:00:00.005','01:02:03.400']"),
+    ("Map(Time, Int8)", "object", {"00:00:05": 1}, "{'00:00:05':1}"),
     ("Tuple(Int8, Nullable(String))", "array", [1, None], "(1,NULL)"),
     ("Tuple(a Tuple(String, Bool), b Array(Tuple(Int8)))", "object", {"a": ["x", True], "b": [[1], [2]]}, "(('x',true),[(1),(2)])"),
     ("Nullable(Tuple(a Int8, b Nullable(String)))", "object", {"a": 1}, "(1,NULL)"),
@@ -146,7 +153,7 @@ CASES: list[tuple[str, str, Any, str]] = [
             ("Bool", "bool"), ("Int8", "int8"), ("UInt256", "uint64"), ("Int128", "int64"), ("Float32", "float32"), ("String", "string"),
             ("FixedString(3)", "string"), (ENUM, "string"), ("UUID", "string"), ("Date", "string"), ("Date32", "string"),
             ("DateTime", "string"), ("DateTime64(9)", "string"), ("Decimal(9, 2)", "float64"), ("Decimal(60, 2)", "string"),
-            ("IPv4", "string"), ("IPv6", "string"),
+            ("IPv4", "string"), ("IPv6", "string"), ("Time", "string"), ("Time64(3)", "string"),
         ]
     ),
 ]  # fmt: skip
@@ -172,6 +179,8 @@ DEFAULTS = [
     ("IPv6", "string", "'::1'", "::1"),
     ("Tuple(a String, b Int8)", "object", "('d', 7)", "('d',7)"),
     ("Point", "array", "(1, 2)", "(1,2)"),
+    ("Time", "string", "toTime('00:00:07')", "00:00:07"),
+    ("Time64(3)", "string", "toTime64('00:00:07', 3)", "00:00:07.000"),
     ("SimpleAggregateFunction(max, Int64)", "int64", "7", "7"),
 ]
 

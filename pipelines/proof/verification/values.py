@@ -2,8 +2,8 @@
 
 Independent of the stages: it implements docs/clickhouse.md and docs/pipeline-file.md over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
-addresses, UUIDs and types without a DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
-pairs in the order of their keys.
+addresses, UUIDs and types without a DuckDB type as bytes; dates as days, times as seconds, instants as ticks of the column's precision
+since 1970; maps as pairs in the order of their keys.
 
 SQL is passed as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
 """
@@ -230,6 +230,8 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         return _decimal(source, kind, text)
     if kind.name in ("DateTime", "DateTime64"):
         return _instant(source, kind, text)
+    if kind.name in ("Time", "Time64"):
+        return _time(kind, text)
     if kind.name in _LAST_DAYS:
         first, last = _LAST_DAYS[kind.name]
         return f"CASE WHEN tf_day_number({text}) BETWEEN {first} AND {last} THEN tf_day_number({text})::INTEGER END"
@@ -275,6 +277,18 @@ def _decimal(source: str, kind: ColumnType, text: str) -> str:
     if precision <= _WIDEST_DECIMAL:
         plain = f"try_cast(tf_plain_decimal({digits}) AS DECIMAL({precision}, {scale}))"
     return f"CASE WHEN {is_number} AND {fits} THEN {plain} END"
+
+
+def _time(kind: ColumnType, text: str) -> str:
+    digits = kind.number(0) if kind.name == "Time64" else 0
+    clock = "-?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]"
+    fits = f"regexp_full_match({text}, '{clock}(\\.[0-9]+)?') AND regexp_full_match({text}, '{clock}(\\.[0-9]{{0,{digits}}}0*)?')"
+    fits += f" AND NOT regexp_matches({text}, '\\.[0-9]{{10}}')"
+    hours, minutes, seconds = (f"split_part(ltrim({text}, '-'), ':', {index})" for index in (1, 2, 3))
+    number = f"try_cast({hours} AS INTEGER) * 3600 + try_cast({minutes} AS INTEGER) * 60 + try_cast({seconds} AS DECIMAL(18, {digits}))"
+    return (
+        f"CASE WHEN {fits} THEN try_cast(CASE WHEN starts_with({text}, '-') THEN -({number}) ELSE {number} END AS {duckdb_type(kind)}) END"
+    )
 
 
 def _instant(source: str, kind: ColumnType, text: str) -> str:
@@ -344,7 +358,9 @@ def duckdb_type(kind: ColumnType) -> str:
         return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
     if kind.name == "Decimal" and kind.number(0) <= _WIDEST_DECIMAL:
         return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
-    types = {"Bool": "BOOLEAN", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
+    if kind.name == "Time64":
+        return f"DECIMAL(18, {kind.number(0)})"
+    types = {"Bool": "BOOLEAN", "Time": "INTEGER", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
     return types.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
 
 
@@ -369,8 +385,10 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
         return f"reinterpret({value}, 'Int64')"
     if kind.name == "DateTime":
         return f"toInt64({value})"
-    if kind.name in _LAST_DAYS:
+    if kind.name in _LAST_DAYS or kind.name == "Time":
         return f"toInt32({value})"
+    if kind.name == "Time64":
+        return f"toDecimal64({value}, {kind.number(0)})"
     if kind.name == "IPv6":
         return f"hex({value})"
     if kind.name == "FixedString":

@@ -39,6 +39,8 @@ from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_ty
         ("Decimal", "Decimal(10, 0)"),
         ("DateTime32('UTC')", "DateTime('UTC')"),
         ("Array(DateTime64)", "Array(DateTime64(3))"),
+        ("Time", "Time"),
+        ("Tuple(Time64, Time64( 9 ))", "Tuple(Time64(3), Time64(9))"),
         ("SimpleAggregateFunction( anyLast,Nullable(String) )", "SimpleAggregateFunction(anyLast, Nullable(String))"),
         (
             "SimpleAggregateFunction(any, LowCardinality(Nullable(String)))",
@@ -61,6 +63,7 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("Array(Dynamic)", 7, "JSON takes any object"),
         ("Variant(String, Int8)", 1, "String the text of any value"),
         ("BFloat16", 1, "use Float32"),
+        ("Time64(10)", 8, "a precision between 0 and 9"),
         ("IntervalDay", 1, "use Int64"),
         ("AggregateFunction(sum, Int8)", 1, "let a materialized view fill it"),
         ("Array(SimpleAggregateFunction(sum, Int8))", 7, "only a whole column"),
