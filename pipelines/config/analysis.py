@@ -182,7 +182,6 @@ def unsupported(config: PipelineConfig) -> list[str]:
         messages.append("join: is not supported yet")
     if len(config.sources) > 1:
         messages.append(MORE_SOURCES)
-    messages += [f"sources[{index}].columns: is not supported yet" for index, source in enumerate(config.sources) if source.columns]
     return messages
 
 

@@ -103,7 +103,7 @@ def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields
     }
-    found |= {column.name: {"type": column.type} for column in source.columns}
+    found |= {column.name: column.definition for column in source.columns}
     for passed in of_source(config, source)[0]:
         if passed.index == index:
             break

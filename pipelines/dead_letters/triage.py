@@ -31,7 +31,7 @@ REMEDIES = {
     "unreadable": "let the producer give its headers names in UTF-8; the record is whole in Kafka, at its coordinates",
     "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
     "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",
-    "wrong_type": "correct the type in `schema_fields`, or the producer",
+    "wrong_type": "correct the type in `schema_fields` or `columns`, or the producer",
     "out_of_range": f"widen the type in `schema_fields`, or {_TRANSFORM}",
     "null_in_non_nullable": "make the column Nullable or give it a DEFAULT, or let the producer fill the field",
     "invalid_value": f"correct the producer, or {_TRANSFORM}",

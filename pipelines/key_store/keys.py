@@ -2,10 +2,10 @@
 
 A key is written as bytes first: per field, in order, a letter for the kind of its type, the length of the value in bytes, `:`, the value.
 The integer 1 (`i1:1`) and the text "1" (`s1:1`) are different keys, and ("ab", "c") differs from ("a", "bc"). Integers are decimal
-text, whatever their width; floats are the decimal text of their IEEE 754 bits as an unsigned integer, with -0.0 taken as 0.0; booleans
-are `0` or `1`; strings, and JSON texts, are their UTF-8 bytes. The hash is MD5 (RFC 1321) of those bytes, its 16 bytes read as a
-little-endian number. It is a stable definition, it costs 0.14 us (DuckDB 2.0), and it need not resist attacks: a sender that can forge a
-collision can also send a duplicate.
+text, whatever their width; floats are the decimal text of their IEEE 754 bits as an unsigned integer, with -0.0 taken as 0.0; instants
+are the decimal text of their microseconds since 1970; booleans are `0` or `1`; strings, and JSON texts, are their UTF-8 bytes. The hash
+is MD5 (RFC 1321) of those bytes, its 16 bytes read as a little-endian number. It is a stable definition, it costs 0.14 us (DuckDB 2.0), and
+it need not resist attacks: a sender that can forge a collision can also send a duplicate.
 """
 
 from collections.abc import Sequence
@@ -70,6 +70,8 @@ def _kind(array: pa.Array) -> tuple[bytes, pa.Array]:
         return b"b", array.cast(pa.uint8()).cast(pa.string()).cast(pa.binary())
     if pa.types.is_integer(kind):
         return b"i", array.cast(pa.string()).cast(pa.binary())
+    if pa.types.is_timestamp(kind):
+        return b"t", array.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).cast(pa.string()).cast(pa.binary())
     if pa.types.is_floating(kind):
         values = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
         return b"f", pa.array(values.view(np.uint64)).cast(pa.string()).cast(pa.binary())

@@ -36,9 +36,14 @@ from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import RAW_SCHEMA, decode_frame, describe_frame, instant, with_positions
 from pipelines.protocol.run_lists import Listing, Lists, RunLists
+from pipelines.types.columns import parse_type
+from pipelines.types.fields import ParsedField
+from pipelines.types.instants import parse_instants
+from pipelines.types.vectors import one_chunk
 
 T = TypeVar("T")
 SHOWN_DUPLICATES = 10
+_MICROSECONDS = parse_type("DateTime64(6)")
 
 
 @dataclass(frozen=True)
@@ -223,24 +228,35 @@ class KeyState:
         if len(texts) != len(config.dedup.key):
             message = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
             raise ConfigurationError("reading the key", [Fault("", message)])
-        fields = {field.name: field for field in config.parse.parsed_fields}
+        types = config.parse.columns_out({})
+        instants = [name for name in config.dedup.key if types[name] == "timestamp"]
+        fields = [ParsedField(name, "string" if name in instants else types[name]) for name in config.dedup.key]
         record = {}
-        for name, text in zip(config.dedup.key, texts, strict=True):
-            is_text = fields[name].type in ("string", "bytes")
+        for field, text in zip(fields, texts, strict=True):
+            is_text = field.type in ("string", "bytes")
             try:
-                record[name] = text if is_text else json.loads(text)
+                record[field.name] = text if is_text else json.loads(text)
             except ValueError:
-                raise ConfigurationError("reading the key", [Fault(name, f"{text!r} is no {fields[name].type}")]) from None
+                raise ConfigurationError("reading the key", [Fault(field.name, f"{text!r} is no {field.type}")]) from None
         row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
         row |= {"timestamp": datetime.now(UTC)}
         records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, config.topic, 0)
-        parsed = parse(self.connections.engine, records, [fields[name] for name in config.dedup.key])
-        keyed = with_keys(self.connections.engine, parsed.accepted, config.dedup.key)
+        parsed = parse(self.connections.engine, records, fields)
+        keyed = with_keys(self.connections.engine, self._with_instants(parsed.accepted, instants), config.dedup.key)
         refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]
         if refused:
             raise ConfigurationError("reading the key", [Fault(refused[0]["field"] or "", refused[0]["message"])])
         hi, lo = (keyed.accepted.column(name).to_numpy() for name in KEY_COLUMNS)
         return record, hi, lo
+
+    def _with_instants(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+        """Return the rows with the texts of these fields as instants."""
+        for name in names:
+            instants, malformed, beyond = parse_instants(self.connections.engine, one_chunk(rows.column(name)), _MICROSECONDS)
+            if malformed.any() or beyond.any():
+                raise ConfigurationError("reading the key", [Fault(name, "the text is no instant such as 2026-01-31T23:59:59.999Z")])
+            rows = rows.set_column(rows.column_names.index(name), name, instants)
+        return rows
 
     def _seen(self, at: datetime, position: Position) -> Seen:
         message = self.connections.log.get(self.names.stream("raw"), position.sequence)

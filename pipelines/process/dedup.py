@@ -31,7 +31,7 @@ from pipelines.process.watermarks import TIME_COLUMN, Times
 from pipelines.protocol.records import StageOutput
 from pipelines.types.columns import parse_type
 from pipelines.types.engine import Engine
-from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants
+from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants, truncate_instants
 from pipelines.types.vectors import Mask, one_chunk, to_mask
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
@@ -66,14 +66,16 @@ def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str]) -> StageO
 def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
     """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
 
-    With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is unix seconds, or a text in a form that a
-    DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the record's arrival:
-    one time in the far future would make all other records late.
+    With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is an instant, unix seconds, or a text in a
+    form that a DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the
+    record's arrival: one time in the far future would make all other records late.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))
     rejections.note(to_mask(pc.is_null(values)), "null_time", field, "the time is null")
-    if pa.types.is_string(values.type):
+    if pa.types.is_timestamp(values.type):
+        instants, bad = truncate_instants(values, _INSTANT)
+    elif pa.types.is_string(values.type):
         found = epoch_texts_to_instants(values, _INSTANT, unit) if unit else parse_instants(engine, values, _INSTANT)
         instants, bad = found[0], found[1] | found[2]
     else:

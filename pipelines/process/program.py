@@ -24,6 +24,7 @@ from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
+from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable
@@ -124,7 +125,9 @@ class Program:
 
     @property
     def widening(self) -> int:
-        return self.mapping.widening
+        """How many times the size of their records rows may take."""
+        whole = {column.name for column in self.parse.columns if column.is_whole}
+        return self.mapping.widening + sum(column.field in whole for column in self.mapping.columns)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
@@ -180,7 +183,7 @@ def run_records(
 ) -> StageOutput:
     """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
-    widest = pc.max(pc.binary_length(records.column("value"))).as_py() or 0
+    widest = widest_bytes(records, program.parse.columns)
     passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, renew)
     return StageOutput(program.dedup.sealed(passed.accepted), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
 
@@ -238,7 +241,7 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
         except ValueError as error:
             faults.append(Fault(path, str(error)))
 
-    add(f"sources[{config.sources.index(source)}].schema_fields", lambda: Parse(tuple((field.name, field.type) for field in fields)))
+    add(f"sources[{config.sources.index(source)}].schema_fields", lambda: Parse.of_source(source))
     for index, transform in in_order(config):
         kind = kinds()[transform.step or transform.type]
         add(f"transforms[{index}]", partial(kind.of_file, transform.config, known, units))

@@ -28,7 +28,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names, all_roles
 from pipelines.protocol.topology import LegId
-from pipelines.types.columns import parse_type
+from pipelines.types.columns import value_type
 
 _MASTER = re.compile(r"local(\[[^]]+\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^:/\s]+:\d+(,[^:/\s]+:\d+)*|k8s://\S+|yarn")
 CONTACT_SECONDS = 3.0
@@ -54,7 +54,7 @@ def check_supported(config: PipelineConfig) -> None:
 def check_types(config: PipelineConfig) -> None:
     """Raise ConfigurationError if a mapped field cannot become its column's type."""
     fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
-    targets = [TargetColumn(m.name, m.column_name, parse_type(m.column_type), False) for m in config.sink.mapping]
+    targets = [TargetColumn(m.name, m.column_name, value_type(m.column_type), False) for m in config.sink.mapping]
     faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
     reached = [ParsedField(name, kind) for name, kind in at_sink(config).items()]
     faults += [Fault("sink.mapping", fault) for fault in check_mapping(reached, targets)]

@@ -15,7 +15,7 @@ from pipelines.errors import HaltError
 from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
 from pipelines.process.program import Program
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
-from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type, parse_type
+from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type, value_type
 
 _WIDEST_ARROW_INTEGER = 64
 _FINEST_EXACT_INSTANT = 8
@@ -55,7 +55,7 @@ def _position_misfits(names: Sequence[str], columns: Sequence[TableColumn]) -> I
 def keeps_values(actual: str, made_for: ColumnType) -> bool:
     """Return True if a column of the type `actual`, in the server's notation, keeps every value of `made_for` except null unchanged."""
     try:
-        column = _bare(parse_type(actual))
+        column = _bare(value_type(actual))
     except ValueError:
         return False
     return column == _bare(made_for) or _is_wider(column, _bare(made_for))
@@ -63,7 +63,7 @@ def keeps_values(actual: str, made_for: ColumnType) -> bool:
 
 def keeps_null(column: TableColumn) -> bool:
     """Return True if a null stays null in the column, or becomes its DEFAULT."""
-    kind = parse_type(column.type)
+    kind = value_type(column.type)
     return kind.nullable or (column.default_kind == "DEFAULT" and kind.name not in NO_DEFAULT_FOR_NULL)
 
 

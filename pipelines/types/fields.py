@@ -1,4 +1,4 @@
-"""The fields that parse reads from a JSON record, and the source types they may have."""
+"""The fields that parse reads from a JSON record, and the source types that fields of a record may have."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,10 @@ class ParsedField:
 
 @dataclass(frozen=True)
 class SourceType:
-    """How to read a source type: the engine's type, the kinds that `json_type` may report for it, and the resulting Arrow type."""
+    """How to read a source type: the engine's type, the kinds that `json_type` may report for it, and the resulting Arrow type.
+
+    A type without kinds is never read from JSON.
+    """
 
     engine: str
     kinds: frozenset[str]
@@ -83,8 +86,13 @@ SOURCE_TYPES: dict[str, SourceType] = {
     "array": _ARRAY,
     "object": _OBJECT,
     "map": _OBJECT,
+    "timestamp": SourceType("TIMESTAMPTZ", frozenset(), pa.timestamp("us", tz="UTC")),
 }
-"""The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, a member of a composite, is a number or a string."""
+"""The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, a member of a composite, is a number or a string.
+
+`timestamp` is an instant of Kafka or NATS.
+"""
+JSON_TYPES = {name: source for name, source in SOURCE_TYPES.items() if source.kinds}
 
 
 def check_fields(fields: Sequence[ParsedField]) -> list[str]:
@@ -92,8 +100,8 @@ def check_fields(fields: Sequence[ParsedField]) -> list[str]:
     faults = []
     seen: set[str] = set()
     for field in fields:
-        if field.type not in SOURCE_TYPES:
-            faults.append(f"field {field.name!r}: unknown type {field.type!r}, expected one of {', '.join(SOURCE_TYPES)}")
+        if field.type not in JSON_TYPES:
+            faults.append(f"field {field.name!r}: unknown type {field.type!r}, expected one of {', '.join(JSON_TYPES)}")
         if not field.name or _UNREADABLE_NAME.search(field.name):
             faults.append(f"field {field.name!r}: a name must not be empty, or hold a quote, a backslash, * or a control character")
         if field.name.startswith("_tf_"):

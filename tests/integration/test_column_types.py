@@ -18,9 +18,11 @@ from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Referen
 from pipelines.proof.verification.values import duckdb_type, is_compared, plain_sql
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
 from pipelines.sink.fit import keeps_values
-from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.columns import arrow_type, parse_type, value_type
 from pipelines.types.duckdb import open_database, open_engine
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
+from pipelines.types.record_columns import RecordColumn
 
 chdb = pytest.importorskip("chdb", reason="the extra `local` is not installed")
 pytestmark = pytest.mark.integration
@@ -118,13 +120,40 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("Map(LowCardinality(String), Array(String))", "map", {"a": ["x"], "b": []}, "{'a':['x'],'b':[]}"),
     ("Map(UUID, UInt8)", "map", {UUID: 1}, f"{{'{UUID}':1}}"),
     ("Tuple(a String, b Tuple(c Int64, d Array(Int8)))", "object", {"b": {"d": [1], "c": 2}, "a": "x"}, "('x',(2,[1]))"),
+    ("Time", "string", "23:59:59.000", "23:59:59"),
+    ("Time", "string", "-999:59:59", "-999:59:59"),
+    *((f"Time64({digits})", "string", "-0:00:00" + ".000000005"[: digits + 1 if digits else 0], text) for digits, text in
+      ((0, "00:00:00"), (3, "00:00:00.000"), (9, "-00:00:00.000000005"))),
+    ("Time64", "string", "999:59:59.999", "999:59:59.999"),
+    ("Array(Time64(3))", "array", ["-0:00:00.005", "1:02:03.4"], "['-00:00:00.005','01:02:03.400']"),
+    ("Map(Time, Int8)", "object", {"00:00:05": 1}, "{'00:00:05':1}"),
+    ("Tuple(Int8, Nullable(String))", "array", [1, None], "(1,NULL)"),
+    ("Tuple(a Tuple(String, Bool), b Array(Tuple(Int8)))", "object", {"a": ["x", True], "b": [[1], [2]]}, "(('x',true),[(1),(2)])"),
+    ("Nullable(Tuple(a Int8, b Nullable(String)))", "object", {"a": 1}, "(1,NULL)"),
+    ("Nullable(Tuple(Int8, String))", "array", None, "NULL"),
+    ("Nullable(Tuple(a Int8))", "object", None, "NULL"),
+    ("Array(Nullable(Tuple(a Int8)))", "array", [{"a": 1}, None], "[(1),NULL]"),
+    ("Point", "array", [13.4, 52], "(13.4,52)"),
+    ("Ring", "array", [[0, 0], [1.5, 0], [1, 1]], "[(0,0),(1.5,0),(1,1)]"),
+    ("LineString", "array", [], "[]"),
+    ("MultiPoint", "array", [[1, 2]], "[(1,2)]"),
+    ("Polygon", "array", [[[0, 0], [1, 0]], []], "[[(0,0),(1,0)],[]]"),
+    ("MultiLineString", "array", [[[0, 0], [1, 0]]], "[[(0,0),(1,0)]]"),
+    ("MultiPolygon", "array", [[[[0, 0], [1, 0]]]], "[[[(0,0),(1,0)]]]"),
+    ("Tuple(at Point, name String)", "object", {"at": [1, 2], "name": "x"}, "((1,2),'x')"),
+    ("SimpleAggregateFunction(sum, Int64)", "int64", -7, "-7"),
+    ("SimpleAggregateFunction(anyLast, LowCardinality(Nullable(String)))", "string", None, "NULL"),
+    ("SimpleAggregateFunction(groupUniqArrayArray, Array(String))", "array", ["a"], "['a']"),
+    ("Decimal", "int64", 7, "7"),
+    ("DateTime32('UTC')", "int64", 7, "1970-01-01 00:00:07"),
+    ("DateTime64", "string", "2026-01-31T23:59:59.1234Z", "2026-01-31 23:59:59.123"),
     *(
         (f"Nullable({kind})", source, None, "NULL")
         for kind, source in [
             ("Bool", "bool"), ("Int8", "int8"), ("UInt256", "uint64"), ("Int128", "int64"), ("Float32", "float32"), ("String", "string"),
             ("FixedString(3)", "string"), (ENUM, "string"), ("UUID", "string"), ("Date", "string"), ("Date32", "string"),
             ("DateTime", "string"), ("DateTime64(9)", "string"), ("Decimal(9, 2)", "float64"), ("Decimal(60, 2)", "string"),
-            ("IPv4", "string"), ("IPv6", "string"),
+            ("IPv4", "string"), ("IPv6", "string"), ("Time", "string"), ("Time64(3)", "string"),
         ]
     ),
 ]  # fmt: skip
@@ -149,6 +178,10 @@ DEFAULTS = [
     ("IPv4", "string", "'1.2.3.4'", "1.2.3.4"),
     ("IPv6", "string", "'::1'", "::1"),
     ("Tuple(a String, b Int8)", "object", "('d', 7)", "('d',7)"),
+    ("Point", "array", "(1, 2)", "(1,2)"),
+    ("Time", "string", "toTime('00:00:07')", "00:00:07"),
+    ("Time64(3)", "string", "toTime64('00:00:07', 3)", "00:00:07.000"),
+    ("SimpleAggregateFunction(max, Int64)", "int64", "7", "7"),
 ]
 
 
@@ -173,7 +206,7 @@ def raw_records(values: list[bytes]) -> pa.Table:
         {
             "key": pa.array([b"\xff"] * rows),
             "value": pa.array(values, pa.binary()),
-            "headers": pa.array([[(b"h", b"\xfe")]] * rows, HEADERS_TYPE),
+            "headers": pa.array([[(b"h", "Zoë".encode()), (b'q"', b"0"), (b'q"', b"1")]] * rows, HEADERS_TYPE),
             "timestamp": pa.array([instant] * rows, INSTANT),
             "oversize": pa.nulls(rows, OVERSIZE_TYPE),
             "_tf_sequence": pa.array([1] * rows, pa.uint64()),
@@ -206,7 +239,7 @@ def test_value_arrives_in_column(
     clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
 ) -> None:
     field = ParsedField("c", source)
-    target = TargetColumn("c", "c", parse_type(column), has_default=False)
+    target = TargetColumn("c", "c", value_type(column), has_default=False)
     assert check_mapping([field], [target]) == []
     parsed = parse(engine, raw_records([json.dumps({"c": value}).encode()] * 3), [field])
     mapped = map_columns(engine, parsed.accepted, [target])
@@ -214,7 +247,7 @@ def test_value_arrives_in_column(
     assert mapped.accepted.column_names == ["c", *POSITION_COLUMNS]
     if source != "bytes":
         assert mapped.accepted["c"].type == arrow_type(target.type)
-    assert store(clickhouse, mapped.accepted, f"c {target.type}") == [stored] * 3
+    assert store(clickhouse, mapped.accepted, f"c {parse_type(column)}") == [stored] * 3
 
 
 @pytest.mark.parametrize(("column", "source", "value", "stored"), CASES, ids=lambda value: str(value)[:40])
@@ -222,29 +255,29 @@ def test_a_verification_calls_for_the_value_that_is_stored(
     clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
 ) -> None:
     """Both sides in their plain form: what the reference makes of the JSON, and what ClickHouse says of the row that the stages made."""
-    kind = parse_type(column)
+    kind = value_type(column)
     if not is_compared(kind):
         assert column == "JSON"
         return
     target = TargetColumn("c", "c", kind, has_default=False)
     text = json.dumps({"c": value}).encode()
     parsed = parse(engine, raw_records([text]), [ParsedField("c", source)])
-    store(clickhouse, map_columns(engine, parsed.accepted, [target]).accepted, f"c {kind}")
+    store(clickhouse, map_columns(engine, parsed.accepted, [target]).accepted, f"c {parse_type(column)}")
     settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
     answer = clickhouse.query(f"SELECT {plain_sql(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
     config = program([("c", source)], [("c", "c", column, False)], position_columns=())
     with open_database(":memory:", {}) as own:
         reference = Reference(own, compared_columns(config))
         frame = {
-            "position": [1],
-            "partition": [0],
-            "offset": [0],
-            "arrival_us": [0],
-            "value": [text],
-            "is_oversize": [False],
-            "is_past": [False],
+            "position": 1,
+            "partition": 0,
+            "offset": 0,
+            "arrival_us": 0,
+            "value": text,
+            "is_oversize": False,
+            "is_past": False,
         }
-        reference.load(iter(pa.table(frame, schema=FRAME_SCHEMA).to_batches()), config)
+        reference.load(iter([pa.RecordBatch.from_pylist([frame], schema=FRAME_SCHEMA)]), config)
         reference.evaluate(config, Bounds(0, 2))
         own.register("stored", pa.ipc.open_stream(answer).read_all())
         plain = f"c::{duckdb_type(kind)}"
@@ -256,36 +289,48 @@ def test_a_verification_calls_for_the_value_that_is_stored(
 def test_null_takes_the_default(
     clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, default: str, stored: str
 ) -> None:
-    target = TargetColumn("c", "c", parse_type(column), has_default=True)
+    target = TargetColumn("c", "c", value_type(column), has_default=True)
     parsed = parse(engine, raw_records([b"{}", b'{"c":null}']), [ParsedField("c", source)])
     mapped = map_columns(engine, parsed.accepted, [target])
     assert mapped.rejected.num_rows == 0
-    assert store(clickhouse, mapped.accepted, f"c {target.type} DEFAULT {default}") == [stored] * 2
+    assert store(clickhouse, mapped.accepted, f"c {parse_type(column)} DEFAULT {default}") == [stored] * 2
 
 
 @pytest.mark.parametrize(
-    ("source", "column", "stored"),
+    ("origin", "header", "source", "column", "stored"),
     [
-        ("_tf_key", "String", "\xff"),
-        ("_tf_topic", "LowCardinality(String)", "orders"),
-        ("_tf_offset", "UInt64", "0"),
-        ("_tf_timestamp", "DateTime('UTC')", "2026-01-31 00:00:00"),
-        ("_tf_arrival", "DateTime64(3, 'UTC')", "2026-01-31 00:00:00.000"),
-        ("_tf_headers", "Map(String, String)", "{'h':'\xfe'}"),
+        ("key", "", "bytes", "String", "\xff"),
+        ("key", "", "bytes", "FixedString(2)", "\xff"),
+        ("headers", "h", "string", "LowCardinality(Nullable(String))", "Zoë"),
+        ("headers", "none", "string", "Nullable(String)", "NULL"),
+        ("headers", "", "map", "Map(String, String)", """{'h':'Zoë','q"':'1'}"""),
+        ("headers", "", "map", "JSON", '{"h":"Zoë","q\\"":"1"}'),
+        ("topic", "", "string", "LowCardinality(String)", "orders"),
+        ("offset", "", "int64", "UInt64", "0"),
+        ("partition", "", "int32", "UInt8", "0"),
+        ("timestamp", "", "timestamp", "DateTime('UTC')", "2026-01-31 00:00:00"),
+        ("arrival", "", "timestamp", "DateTime64(3, 'UTC')", "2026-01-31 00:00:00.000"),
+        ("value", "", "string", "String", '{"a": 1}'),
+        ("value", "", "bytes", "String", '{"a": 1}'),
     ],
 )
-def test_key_headers_and_position_arrive_in_columns(
-    clickhouse: Any, engine: duckdb.DuckDBPyConnection, source: str, column: str, stored: str
+def test_a_column_beside_the_json_arrives(
+    clickhouse: Any, engine: Engine, origin: Any, header: str, source: Any, column: str, stored: str
 ) -> None:
-    target = TargetColumn(source, "c", parse_type(column), has_default=False)
-    parsed = parse(engine, raw_records([b"{}"]), [], keep=("key", "headers", "timestamp"))
+    target = TargetColumn("c", "c", parse_type(column), has_default=False)
+    assert check_mapping([ParsedField("c", source)], [target]) == []
+    parsed = parse(engine, raw_records([b'{"a": 1}']), [], columns=[RecordColumn("c", origin, header, source)])
     mapped = map_columns(engine, parsed.accepted, [target])
-    assert check_mapping([], [target]) == [] and mapped.rejected.num_rows == 0
-    assert store(clickhouse, mapped.accepted, f"c {column}", "latin-1") == [stored]
+    assert mapped.rejected.num_rows == 0 and parsed.rejected.num_rows == 0
+    assert store(clickhouse, mapped.accepted, f"c {column}", "utf-8" if source != "bytes" else "latin-1") == [stored]
 
 
 @pytest.mark.parametrize(
-    "text", ["Tuple(a String, b LowCardinality(Nullable(String)))", "Decimal64(3)", "Enum('a\\'' = 1, 'b')", "DateTime64(3, 'UTC')"]
+    "text",
+    [
+        *("Tuple(a String, b LowCardinality(Nullable(String)))", "Decimal64(3)", "Enum('a\\'' = 1, 'b')", "DateTime64(3, 'UTC')"),
+        *("Decimal", "DateTime32", "DateTime64", "Polygon", "SimpleAggregateFunction(sum, Int64)", "Nullable(Tuple(Int8, Point))"),
+    ],
 )
 def test_canonical_text_is_the_engines(clickhouse: Any, text: str) -> None:
     clickhouse.query("DROP TABLE IF EXISTS t")
@@ -350,3 +395,14 @@ def test_a_widened_column_keeps_narrower_rows(clickhouse: Any, made_for: str, no
 )
 def test_a_column_of_another_type_is_not_believed_to_keep_values(made_for: str, now: str) -> None:
     assert not keeps_values(now, parse_type(made_for))
+
+
+@pytest.mark.parametrize(
+    ("made_for", "now"),
+    [
+        *(("SimpleAggregateFunction(sum, Int32)", "SimpleAggregateFunction(sum, Int64)"), ("Point", "Tuple(Float64, Float64)")),
+        *(("Tuple(a Int8)", "Nullable(Tuple(a Int8))"), ("Polygon", "MultiLineString")),
+    ],
+)
+def test_a_column_of_the_same_values_keeps_the_rows(made_for: str, now: str) -> None:
+    assert keeps_values(now, value_type(made_for))

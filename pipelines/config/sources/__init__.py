@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
+from pipelines.types.record_columns import ColumnOrigin, ColumnType
 
 FieldType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
     "float", "float32", "float64", "bool", "bytes", "array", "object", "map",
 ]  # fmt: skip
 Unit = Literal["s", "ms", "us", "ns"]
-ColumnType = Literal["string", "bytes", "map", "int32", "int64", "timestamp"]
-ColumnOrigin = Literal["key", "headers", "offset", "partition", "timestamp", "topic"]
 
 _ORIGIN_TYPES: dict[str, tuple[ColumnType, ...]] = {
     "key": ("string", "bytes"),
@@ -27,6 +26,8 @@ _ORIGIN_TYPES: dict[str, tuple[ColumnType, ...]] = {
     "partition": ("int32",),
     "timestamp": ("timestamp",),
     "topic": ("string",),
+    "arrival": ("timestamp",),
+    "value": ("string", "bytes"),
 }
 """Types that a column from each part of the Kafka record may have, the default first; "header" is one header of `headers`."""
 
@@ -145,20 +146,27 @@ class SchemaField(Model):
 
 
 class KafkaColumn(Model):
-    """One field to read from the Kafka record outside its value; usable wherever a schema field is."""
+    """One field to read from the Kafka record beside the fields of its JSON; usable wherever a schema field is."""
 
     name: FieldPath = theirs(..., "Name of the field; must not be a name of `schema_fields`.")
     origin: ColumnOrigin = Field(
-        alias="from", description="Part of the record; `headers` is a map of all headers, unless `header` names one."
+        alias="from",
+        description="Part of the record; `headers` is a map of all headers, unless `header` names one. `arrival` is the time at which the "
+        "record reached NATS, `value` the whole JSON as it was sent.",
     )
     header: Text | None = theirs(None, "With `from: headers`: one header; its last value, null if absent.")
     type: ColumnType = Field(
         default_factory=_type_of_origin,
         description=(
-            "Type. Default: by part: key, topic and one header are `string` (key and header may be `bytes`), headers `map`, "
-            "offset `int64`, partition `int32`, timestamp `timestamp` (UTC)."
+            "Type. Default: by part: key, topic, value and one header are `string` (all but topic may be `bytes`), headers `map`, offset "
+            "`int64`, partition `int32`, timestamp and arrival `timestamp` (UTC). A `string` or `map` that is not UTF-8 rejects the record."
         ),
     )
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """How the column is read, as JSON values in the vocabulary of the file."""
+        return {"from": self.origin, "type": self.type, **({"header": self.header} if self.header else {})}
 
     def faults(self) -> Faults:
         if self.header and self.origin != "headers":
@@ -206,7 +214,9 @@ class KafkaSource(Model):
     )
     schema_registry: SchemaRegistry | None = theirs(None, "Accepted and ignored: `schema_fields` describe the JSON.", exclude=True)
     schema_version: str | int | None = theirs(None, "Accepted and ignored.", exclude=True)
-    columns: tuple[KafkaColumn, ...] = ours((), "Fields to read from the key, headers, offset, partition, timestamp or topic.")
+    columns: tuple[KafkaColumn, ...] = ours(
+        (), "Fields to read from the key, headers, offset, partition, timestamp, topic, time of arrival or the whole value."
+    )
     on_data_loss: Literal["halt", "skip"] = ours(
         "halt", "What to do if offsets expired before they were read: `halt`, or `skip` and count them."
     )

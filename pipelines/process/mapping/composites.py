@@ -29,18 +29,13 @@ _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "objec
 
 
 def convert(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
-    """Convert `column` to `target`.
-
-    Composites come from JSON text, or, for a Map of strings, from an Arrow map of bytes (Kafka headers).
-    """
-    if target.name == "Map" and pa.types.is_map(column.type):
-        return column, []
+    """Convert `column` to `target`; composites come from JSON text."""
     if target.name == "Array":
         return _array(engine, column, target)
     if target.name == "Map":
         return _map(engine, column, target)
     if target.name == "Tuple":
-        return _tuple(engine, column, target)
+        return _tuple(engine, column, target) if target.fields else _unnamed_tuple(engine, column, target)
     return convert_scalar(engine, column, target)
 
 
@@ -48,6 +43,8 @@ def element_source(target: ColumnType) -> str:
     """Return the source type as which an element of a composite is read: text for instants and dates, text or numbers for Decimals."""
     if target.name in INTEGER_BITS:
         return "uint64" if target.name.startswith("U") else "int64"
+    if target.name == "Tuple" and not target.fields:
+        return "array"
     return _SOURCES.get(target.name, "string")
 
 
@@ -114,6 +111,22 @@ def _tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
         found = [*member_faults, *_null_faults(column, kind)]
         faults += [Fault(fault.rows & present, fault.code, f"member {name}: {fault.message}") for fault in found]
     struct = pa.StructArray.from_arrays(members, names=list(names), mask=pa.array(~present))
+    return struct, [fault for fault in faults if fault.rows.any()]
+
+
+def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+    """Convert JSON arrays that have an element for each member."""
+    count = len(target.inner)
+    (lists,) = engine.ask("""SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
+    present, is_whole = to_mask(pc.is_valid(texts)), to_mask(pc.equal(pc.list_value_length(lists), count))
+    lists = without(lists, ~is_whole)
+    faults = [Fault(present & ~is_whole, "invalid_value", f"the text is no JSON array of {count} elements")]
+    members = []
+    for index, kind in enumerate(target.inner):
+        member, found = _elements(engine, pc.list_element(lists, index), kind)
+        members.append(member)
+        faults += [Fault(fault.rows & is_whole, fault.code, f"element {index + 1}: {fault.message}") for fault in found]
+    struct = pa.StructArray.from_arrays(members, names=list(tuple_fields(target)), mask=pa.array(~present))
     return struct, [fault for fault in faults if fault.rows.any()]
 
 

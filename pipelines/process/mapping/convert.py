@@ -38,6 +38,7 @@ _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-
 _EXACT_SCALE = 22
 """Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_CLOCK = r"^-?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]"
 _IPV4 = rf"^{_OCTET}(?:\.{_OCTET}){{3}}$"
 
 
@@ -202,6 +203,21 @@ def _date(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return days, [*faults, *_fault(beyond, "out_of_range", f"the date does not fit {target.name}")]
 
 
+def _time(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert times of day or spans, as texts; all their digits must fit."""
+    malformed = mismatch(column, rf"{_CLOCK}(?:\.[0-9]{{1,9}})?$")
+    digits = target.number(0) if target.name == "Time64" else 0
+    finer = mismatch(column, rf"{_CLOCK}(?:\.{_at_most(digits)}0*)?$") & ~malformed
+    texts = pc.fill_null(without(column, malformed | finer), "0:00:00")
+    parts = pc.extract_regex(texts, r"^(?P<sign>-?)(?P<hours>[0-9]+):(?P<minutes>[0-9]+):(?P<seconds>[0-9]+)(?P<rest>.*)$")
+    hours, minutes, seconds = (pc.struct_field(parts, name).cast(pa.int32()) for name in ("hours", "minutes", "seconds"))
+    whole = pc.add(pc.multiply(pc.add(pc.multiply(hours, 60), minutes), 60), seconds).cast(pa.string())
+    rest = pc.utf8_slice_codeunits(pc.struct_field(parts, "rest"), 0, digits + 1) if digits else ""
+    numbers = pc.binary_join_element_wise(pc.struct_field(parts, "sign"), whole, rest, "").cast(arrow_type(target))
+    faults = _fault(malformed, "invalid_value", "the string is no time such as 23:59:59")
+    return without(numbers, to_mask(pc.is_null(column))), [*faults, *_fault(finer, "out_of_range", f"the time is finer than {target}")]
+
+
 def _instant_from_string(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     instants, malformed, beyond = parse_instants(engine, column, target)
     faults = _fault(malformed, "invalid_value", "the string is no instant such as 2026-01-31T23:59:59Z")
@@ -239,6 +255,8 @@ _FROM_STRING: dict[str, _Conversion] = {
     "Date32": _date,
     "DateTime": _instant_from_string,
     "DateTime64": _instant_from_string,
+    "Time": _time,
+    "Time64": _time,
     "Decimal": _string_to_decimal,
     "IPv4": _ipv4,
     "IPv6": _ipv6,

@@ -31,27 +31,14 @@ from pipelines.types.fields import SOURCE_TYPES, ParsedField
 from pipelines.types.vectors import one_chunk, to_mask
 
 NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
-_CARRIED = {
-    "_tf_topic": "string",
-    "_tf_partition": "int32",
-    "_tf_offset": "int64",
-    "_tf_sequence": "uint64",
-    "_tf_ordinal": "uint32",
-    "_tf_arrival": "instant",
-    "_tf_timestamp": "instant",
-    "_tf_key": "bytes",
-    "_tf_headers": "headers",
-}
-"""Sources besides the parsed fields: the positions, and the raw columns that parse was asked to keep."""
 _TARGETS = {
     "decimal": frozenset({"Decimal"}),
     "bytes": frozenset({"String", "FixedString"}),
     "bool": frozenset({"Bool"}),
-    "array": frozenset({"String", "Array"}),
+    "array": frozenset({"String", "Array", "Tuple"}),
     "object": frozenset({"String", "Map", "Tuple", "JSON"}),
     "map": frozenset({"String", "Map", "Tuple", "JSON"}),
-    "instant": INSTANT_TARGETS,
-    "headers": frozenset({"Map"}),
+    "timestamp": INSTANT_TARGETS,
     "string": STRING_TARGETS,
 }
 _MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
@@ -59,7 +46,7 @@ _MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """One row of the mapping: the field (or carried column) `source` becomes the column `name` of `type`.
+    """One row of the mapping: the field `source` becomes the column `name` of `type`.
 
     `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: the unit of the field's numbers
     since 1970, if it has one; it applies to columns of instants.
@@ -76,14 +63,14 @@ class TargetColumn:
         return self.type.nullable or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
 
 
-def reject_wide(mapped: pa.Table, widest_value_bytes: int) -> StageOutput:
+def reject_wide(mapped: pa.Table, widest_bytes: int) -> StageOutput:
     """Reject rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
 
-    `widest_value_bytes`: the largest value of their source records; rows of small records are not checked. The size before compression
+    `widest_bytes`: the size of the largest of their source records; rows of small records are not checked. The size before compression
     counts, so that the answer does not depend on a library's version.
     """
     refused = Rejections("transform", mapped.num_rows)
-    if widest_value_bytes > MAX_ROW_BYTES // 8:
+    if widest_bytes > MAX_ROW_BYTES // 8:
         sizes = np.fromiter((mapped.slice(row, 1).nbytes for row in range(mapped.num_rows)), dtype=np.int64, count=mapped.num_rows)
         refused.note(sizes > MAX_ROW_BYTES, "row_too_large", None, f"the row takes more than {MAX_ROW_BYTES} bytes, a frame holds no more")
     return refused.split(mapped, mapped)
@@ -105,7 +92,7 @@ def map_columns(engine: Engine, parsed: pa.Table, mapping: Sequence[TargetColumn
 
 def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]) -> list[str]:
     """Return the faults of `mapping` over `fields`, one readable line each; empty if every value can be converted into its column."""
-    sources = {field.name: field.type for field in fields} | _CARRIED
+    sources = {field.name: field.type for field in fields}
     faults = []
     seen: set[str] = set()
     for target in mapping:
@@ -126,13 +113,12 @@ def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]
 def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
     if target.name not in _targets(source):
         yield f"{source} cannot become {target}; it can become {', '.join(sorted(_targets(source)))}"
-    elif source == "headers" and [kind.name for kind in target.inner] != ["String", "String"]:
-        yield f"headers can only become Map(String, String), not {target}"
-    elif target.name == "Tuple" and not target.fields:
-        yield f"an object can only become a Tuple with named members, not {target}"
+    elif target.name == "Tuple" and bool(target.fields) != (source != "array"):
+        names = "without names" if source == "array" else "with named members"
+        yield f"an {source if source == 'array' else 'object'} can only become a Tuple {names}, not {target}"
     elif target.name == "Map" and target.inner[0].name not in _MAP_KEYS:
         yield f"the keys of an object are strings and cannot become {target.inner[0]}"
-    elif source != "headers":
+    else:
         values = target.inner[1:] if target.name == "Map" else target.inner
         for inner in values:
             yield from _type_faults(element_source(inner), inner)
@@ -146,7 +132,7 @@ def _targets(source: str) -> frozenset[str]:
 
 def _column(engine: Engine, parsed: pa.Table, target: TargetColumn, rejections: Rejections) -> pa.Array:
     column = one_chunk(parsed[target.source])
-    if column.null_count and not target.takes_null and target.source != "_tf_headers":
+    if column.null_count and not target.takes_null:
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
         rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)
     if target.unit and target.type.name in INSTANT_TARGETS:

@@ -2,14 +2,16 @@
 
 In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns). Out: one column per field, named
 by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string; null if the field is absent or JSON
-null. Then the position columns and, on request, `_tf_key`, `_tf_headers`, `_tf_timestamp` and `_tf_past_dedup`, unchanged.
+null. Then the columns of the record beside its JSON (`parse.columns`), the position columns and, on request, raw columns as `_tf_<name>`,
+unchanged.
 
-Guarantee: the outcome of a record depends on that record and the fields alone, never on its neighbors. No state is kept.
+Guarantee: the outcome of a record depends on that record, the fields and the columns alone, never on its neighbors. No state is kept.
 
-Rejected, by the first rule that applies, fields in their order:
+Rejected, by the first rule that applies, fields in their order, then columns:
 - `oversize`: the record was too large to travel. `unreadable`: the Kafka client could not read it. `tombstone`: the value is null.
 - `invalid_json`: not UTF-8, not JSON, not an object, or a key twice in the object itself or in an object on a field's path.
-- `wrong_type`: another JSON type than the field's. An integer is accepted for a float; `1.0` is no integer, `"1"` no number.
+- `wrong_type`: another JSON type than the field's. An integer is accepted for a float; `1.0` is no integer, `"1"` no number. Or a column
+  that is not UTF-8.
 - `out_of_range`: an integer outside its type, or a number that is no finite float (`1e400`, `NaN`), also inside arrays and objects.
 
 A dotted field is the literal key `"a.b"` if it is present and not null, else key `b` of object `a`; nothing if `a` is no object. Unknown
@@ -22,29 +24,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.process.parse.columns import as_texts, read_columns
 from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import MAX_RECORD_BYTES, POSITION_FIELDS, UNREADABLE_HEADER, StageOutput
 from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField, check_fields
+from pipelines.types.record_columns import RecordColumn
 from pipelines.types.vectors import one_chunk, to_mask
 
 __all__ = ["ParsedField", "check_fields", "parse"]
 
 
-def parse(engine: Engine, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = ()) -> StageOutput:
+def parse(
+    engine: Engine, records: pa.Table, fields: Sequence[ParsedField], keep: Sequence[str] = (), columns: Sequence[RecordColumn] = ()
+) -> StageOutput:
     """Return the records as columns, and the records that cannot be read; both in the order of `records`.
 
-    `keep` names raw columns (`key`, `headers`, `timestamp`, `past_dedup`) that are passed through as `_tf_<name>`. Raise ValueError for
-    fields in which `check_fields` finds a fault.
+    `keep` names raw columns that are passed through as `_tf_<name>`. Raise ValueError for fields in which `check_fields` finds a fault.
     """
     reader = json_reader(tuple(fields))
     rejections = Rejections("parse", records.num_rows)
     texts = _texts(engine, records, rejections)
-    columns = reader.read(engine, texts, rejections)
+    read = [*reader.read(engine, texts, rejections), *read_columns(engine, records, columns, rejections)]
     carried = [(field.name, records[field.name]) for field in POSITION_FIELDS] + [(f"_tf_{name}", records[name]) for name in keep]
-    names = [*(field.name for field in fields), *(name for name, _ in carried)]
-    return rejections.split(records, pa.table([*columns, *(column for _, column in carried)], names=names))
+    names = [*(field.name for field in fields), *(column.name for column in columns), *(name for name, _ in carried)]
+    return rejections.split(records, pa.table([*read, *(column for _, column in carried)], names=names))
 
 
 def _texts(engine: Engine, records: pa.Table, rejections: Rejections) -> pa.Array:
@@ -55,12 +60,9 @@ def _texts(engine: Engine, records: pa.Table, rejections: Rejections) -> pa.Arra
         rejections.note(to_mask(pc.is_null(values)), "tombstone", None, "the value is null")
     if rejections.any:
         values = pc.if_else(pa.array(rejections.open), values, pa.scalar(None, values.type))
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        (texts,) = engine.ask("SELECT try(decode(v)) FROM _tf_values", values)
-        rejections.note(to_mask(pc.is_null(texts)), "invalid_json", None, "the value is not UTF-8")
-        return texts
+    texts, bad = as_texts(engine, values)
+    rejections.note(bad, "invalid_json", None, "the value is not UTF-8")
+    return texts
 
 
 def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:

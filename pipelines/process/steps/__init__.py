@@ -48,12 +48,12 @@ class Rank(IntEnum):
 class Context:
     """The input of a step besides the rows.
 
-    `carried`: columns that must reach the exchange, if the rows have them. `widest_value_bytes`: of the raw records of the batch.
+    `carried`: columns that must reach the exchange, if the rows have them. `widest_bytes`: of the raw records of the batch.
     """
 
     engine: Engine
     carried: tuple[str, ...] = ()
-    widest_value_bytes: int = 0
+    widest_bytes: int = 0
 
 
 class Step(Protocol):

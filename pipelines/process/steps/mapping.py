@@ -11,7 +11,7 @@ from pipelines.process.mapping.step import TargetColumn, check_mapping, map_colu
 from pipelines.process.steps import Columns, Context, Rank, Step
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.records import StageOutput
-from pipelines.types.columns import parse_type, quote_identifier
+from pipelines.types.columns import parse_type, quote_identifier, value_type
 from pipelines.types.fields import ParsedField
 
 
@@ -48,7 +48,7 @@ class MapToTable(Step):
 
     @cached_property
     def targets(self) -> list[TargetColumn]:
-        return [TargetColumn(one.field, one.name, parse_type(one.type), one.has_default, one.unit) for one in self.columns]
+        return [TargetColumn(one.field, one.name, value_type(one.type), one.has_default, one.unit) for one in self.columns]
 
     @property
     def insert_columns(self) -> list[str]:
@@ -70,7 +70,7 @@ class MapToTable(Step):
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in context.carried if name in rows.column_names]
         mapped = map_columns(context.engine, rows, self.targets, keep)
-        fitting = reject_wide(mapped.accepted, context.widest_value_bytes)
+        fitting = reject_wide(mapped.accepted, context.widest_bytes)
         return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -10,11 +11,12 @@ from pipelines.process.steps import Columns, Context, Rank, Step
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.records import StageOutput
 from pipelines.types.fields import ParsedField, check_fields
+from pipelines.types.record_columns import RecordColumn
 
 
 @dataclass(frozen=True)
 class Parse(Step):
-    """`fields`: (name, source type) each."""
+    """`fields`: (name, source type) of each field of the JSON; `columns`: those of the record beside it."""
 
     name = "parse"
     stage = "parse"
@@ -22,6 +24,17 @@ class Parse(Step):
     rank = Rank.FIRST
 
     fields: tuple[tuple[str, str], ...]
+    columns: tuple[RecordColumn, ...] = ()
+
+    @classmethod
+    def of_source(cls, source: Any) -> Self:
+        """Return the step for a source of the file."""
+        columns = tuple(RecordColumn(column.name, column.origin, column.header or "", column.type) for column in source.columns)
+        return cls(tuple((field.name, field.type) for field in source.schema_fields), columns)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the configuration as JSON values: columns only if there are some, so that other programs keep their version."""
+        return {name: value for name, value in super().encode().items() if name != "columns" or value}
 
     @property
     def parsed_fields(self) -> Sequence[ParsedField]:
@@ -30,11 +43,11 @@ class Parse(Step):
     def columns_out(self, columns_in: Columns) -> Columns:
         if faults := check_fields(self.parsed_fields):
             raise ValueError("; ".join(faults))
-        return dict(self.fields)
+        return {**dict(self.fields), **{column.name: column.type for column in self.columns}}
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in rows.column_names if f"_tf_{name}" in context.carried]
-        return parse(context.engine, rows, self.parsed_fields, keep)
+        return parse(context.engine, rows, self.parsed_fields, keep, self.columns)
 
 
 STEP = Parse

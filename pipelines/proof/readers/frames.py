@@ -1,6 +1,6 @@
 """Raw frames as batches of records, for the reference: positions, coordinates, arrivals and bytes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,21 +13,29 @@ from pipelines.protocol.bodies import ClockReset
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.protocol.records import decode_columns
+from pipelines.types.vectors import one_chunk
 
 _BATCH_RECORDS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
 
 def read_batches(
-    log: JetStream, names: Names, first: int, last: int, first_us: int, resets: Sequence[ClockReset], see: Callable[[Arrived], None]
+    log: JetStream,
+    names: Names,
+    first: int,
+    last: int,
+    first_us: int,
+    resets: Sequence[ClockReset],
+    see: Callable[[Arrived], None],
+    parts: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of the raw frames from `first` to `last`, both inclusive, that exist, as batches of FRAME_SCHEMA.
 
     `first_us`: the arrival of frame `first`. Later arrivals follow from the times that the server has noted, and from `resets`. `see` is
-    called with each frame.
+    called with each frame. `parts`: which of key, headers and timestamp are read.
     """
     messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), first - 1, last)
-    return _in_batches(_records(frame) for frame in _seen(arrivals(messages, first_us, resets), see) if frame.message.rows)
+    return _in_batches(batch_of(frame, parts) for frame in _seen(arrivals(messages, first_us, resets), see) if frame.message.rows)
 
 
 def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator[Arrived]:
@@ -36,10 +44,10 @@ def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator
         yield frame
 
 
-def _records(frame: Arrived) -> pa.RecordBatch:
-    """Decode only the columns that the reference needs."""
+def batch_of(frame: Arrived, parts: Collection[str]) -> pa.RecordBatch:
+    """Return the records of a frame as FRAME_SCHEMA; only the columns that the reference needs are decoded."""
     message, has_history = frame.message, is_redriven(frame.message.subject)
-    names = ("value", "partition", "offset", "oversize", *(("past_dedup",) if has_history else ()))
+    names = ("value", "partition", "offset", "oversize", *parts, *(("past_dedup",) if has_history else ()))
     table = decode_columns(message.payload, names)
     rows = table.num_rows
     positions = (np.uint64(message.sequence) << np.uint64(ORDINAL_BITS)) | np.arange(rows, dtype=np.uint64)
@@ -52,10 +60,21 @@ def _records(frame: Arrived) -> pa.RecordBatch:
         table.column("offset").combine_chunks(),
         pa.array(np.full(rows, frame.arrival_us, dtype=np.int64)),
         table.column("value").combine_chunks(),
+        *(_part(table, name) for name in ("key", "headers", "timestamp")),
         pa.array(is_oversize),
         pa.array(is_past),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
+
+
+def _part(table: pa.Table, name: str) -> pa.Array:
+    """Return a part of the records in its type of FRAME_SCHEMA; null where it was not read."""
+    kind = FRAME_SCHEMA.field("timestamp_us" if name == "timestamp" else name).type
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, kind)
+    column = one_chunk(table.column(name))
+    # DuckDB reads no map with a name twice.
+    return column.cast(kind) if name != "key" else column
 
 
 def _in_batches(frames: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

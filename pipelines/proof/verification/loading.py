@@ -15,6 +15,7 @@ from pipelines.process.program import Program
 from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import read_dead_letters
+from pipelines.proof.verification.record_columns import parts_read
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven
@@ -76,8 +77,10 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
     clock_us = history.arrival_us(span.read_from)
     for first, last, version in history.segments(span.read_from, span.last):
         progress(f"reading raw {first}..{last}")
-        frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add)
-        reference.load(frames, source.configs[version])
+        config = source.configs[version]
+        parts = parts_read(config.parse.columns)
+        frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add, parts)
+        reference.load(frames, config)
         clock_us = max([clock_us, *seen.arrivals_us.values()])
     reference.add_frames(seen.partitions)
     return seen

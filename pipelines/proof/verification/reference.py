@@ -21,7 +21,7 @@ from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of
 from pipelines.proof.verification.values import MACROS, duckdb_type, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
-from pipelines.types.columns import parse_type
+from pipelines.types.columns import value_type
 
 FRAME_SCHEMA = pa.schema(
     [
@@ -30,11 +30,14 @@ FRAME_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("arrival_us", pa.int64()),
         ("value", pa.binary()),
+        ("key", pa.binary()),
+        ("headers", pa.list_(pa.struct([("name", pa.binary()), ("value", pa.binary())]))),
+        ("timestamp_us", pa.int64()),
         ("is_oversize", pa.bool_()),
         ("is_past", pa.bool_()),
     ]
 )
-"""A raw record. `is_oversize`: `value` is only its head.
+"""A raw record. `is_oversize`: `value` is only its head. `key`, `headers` and `timestamp_us` are null where no column reads them.
 
 `is_past`: dedup accepted it before it became a dead letter, and does not compare it again.
 """
@@ -60,7 +63,7 @@ class Bounds:
 
 
 def compared_columns(config: Program) -> list[Column]:
-    targets = [(one.name, parse_type(one.type), one.has_default) for one in config.mapping.columns]
+    targets = [(one.name, value_type(one.type), one.has_default) for one in config.mapping.columns]
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 

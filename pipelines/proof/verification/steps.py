@@ -15,6 +15,7 @@ from typing import Any
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
 from pipelines.process.steps import Step
+from pipelines.proof.verification import record_columns
 from pipelines.proof.verification.values import (
     Reading,
     field_value,
@@ -27,7 +28,7 @@ from pipelines.proof.verification.values import (
     takes_null,
 )
 from pipelines.protocol.records import MAX_ROW_BYTES
-from pipelines.types.columns import ColumnType, parse_type
+from pipelines.types.columns import ColumnType, parse_type, value_type
 
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
@@ -52,15 +53,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a record. `kind` and `text` are its columns in `$rows`."""
+    """A field of a record. `kind` and `text` are its columns in `$rows`; `beside`: SQL of both, if it is read beside the JSON."""
 
     index: int
     name: str
     source: str
+    beside: tuple[str, str] | None = None
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
-        """The literal key first, then, for a dotted name, the nested one."""
+        """The literal key first, then, for a dotted name, the nested one; none for a field that is not read from the JSON."""
+        if self.beside:
+            return ()
         segments = tuple(self.name.split("."))
         return ((self.name,), segments) if len(segments) > 1 and all(segments) else ((self.name,),)
 
@@ -102,12 +106,16 @@ def statement_of(program: Program, wanted: Wanted) -> str:
 
 
 def fields_of(program: Program) -> dict[str, Field]:
-    return {name: Field(index, name, source) for index, (name, source) in enumerate(program.parse.fields)}
+    fields = [Field(index, name, source) for index, (name, source) in enumerate(program.parse.fields)]
+    for index, column in enumerate(program.parse.columns, start=len(fields)):
+        beside = record_columns.kind_and_text(column, program.topic)
+        fields.append(Field(index, column.name, record_columns.source_of(column.type), beside))
+    return {field.name: field for field in fields}
 
 
 def parents(fields: Iterable[Field]) -> list[tuple[str, ...]]:
     """Return the objects in which no key may occur twice: the record itself, and the objects on a field's path."""
-    return sorted({path[:depth] for field in fields for path in field.paths for depth in range(len(path))})
+    return sorted({(), *(path[:depth] for field in fields for path in field.paths for depth in range(len(path)))})
 
 
 def json_path(path: tuple[str, ...]) -> str:
@@ -137,6 +145,7 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     distinct = [_keys_are_distinct(parent, wanted.known.get(parent, [])) for parent in parents(fields.values())]
     return {
         "wide_bytes": str(_MAY_BE_TOO_WIDE),
+        "size": record_columns.size() if step.columns else "octet_length(value)",
         "bytes": "CASE WHEN NOT is_oversize THEN hash(value) END" if wanted.with_bytes else "NULL",
         "paths": ", ".join(literal(json_path(path)) for path in paths),
         "keys_are_distinct": " AND ".join(distinct),
@@ -167,7 +176,7 @@ def _filter(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str,
 
 
 def _compute(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> tuple[dict[str, Field], dict[str, str]]:
-    made = {one.name: Field(next(indexes), one.name, one.value.type) for one in step.outputs}
+    made = {one.name: Field(next(indexes), one.name, record_columns.source_of(one.value.type)) for one in step.outputs}
     tried = {field: f"tried_{field.index}.v" for field in made.values()}
     failed = [f"tried_{field.index} IS NULL OR NOT {is_finite(field.source, value)}" for field, value in tried.items()]
     parts = [(field, kind_and_text(field.source, value)) for field, value in tried.items()]
@@ -190,7 +199,7 @@ def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str
     readings: dict[str, Reading] = {}
     fits = []
     for column in step.columns:
-        field, kind = fields[column.field], parse_type(column.type)
+        field, kind = fields[column.field], value_type(column.type)
         readings[column.name] = reading(field.source, kind, field.kind, field.text, unit=column.unit)
         when_null = "true" if takes_null(kind, column.has_default) else "false"
         fits.append(f"CASE WHEN {field.kind} = 'NULL' THEN {when_null} ELSE {readings[column.name].fits} END")
@@ -216,9 +225,12 @@ def _keys_are_distinct(parent: tuple[str, ...], known: Sequence[int]) -> str:
 
 
 def _kinds_and_texts(fields: Iterable[Field]) -> Iterable[str]:
-    """Yield the kind and the text of each field, from lists that count from 1."""
+    """Yield the kind and the text of each field, from lists that count from 1; of those beside the JSON from the record."""
     first = 1
     for field in fields:
+        if field.beside:
+            yield from (f"{sql} AS {name}" for sql, name in zip(field.beside, (field.kind, field.text), strict=True))
+            continue
         index = str(first)
         if len(field.paths) > 1:
             index = f"CASE WHEN coalesce(kinds[{first}], 'NULL') <> 'NULL' THEN {first} ELSE {first + 1} END"

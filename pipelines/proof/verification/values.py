@@ -2,8 +2,8 @@
 
 Independent of the stages: it implements docs/clickhouse.md and docs/pipeline-file.md over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
-addresses, UUIDs and types without a DuckDB type as bytes; dates as days, instants as ticks of the column's precision since 1970; maps as
-pairs in the order of their keys.
+addresses, UUIDs and types without a DuckDB type as bytes; dates as days, times as seconds, instants as ticks of the column's precision
+since 1970; maps as pairs in the order of their keys.
 
 SQL is passed as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
 """
@@ -32,8 +32,13 @@ _KINDS = {
     "object": ("OBJECT",),
     "map": ("OBJECT",),
     "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
+    "blob": ("BLOB",),
+    "timestamp": ("UBIGINT", "BIGINT"),
 }
-"""The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite."""
+"""The answers of `json_type` that a field takes, by its declared type; `decimal` is a Decimal inside of a composite.
+
+Of fields that do not come from JSON (`record_columns`) `blob` is one of bytes, which are its text, and `timestamp` an instant.
+"""
 _DECIMALS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 _WIDEST_DECIMAL = 38
@@ -88,6 +93,8 @@ def field_value(source: str, kind: str, text: str) -> str:
         value = f"CAST({text} AS BOOLEAN)"
     elif source == "bytes":
         value = f"encode({text})"
+    elif source == "timestamp":
+        value = f"make_timestamptz(CAST({text} AS BIGINT))"
     return f"CASE WHEN {kind} <> 'NULL' THEN {value} END"
 
 
@@ -96,7 +103,7 @@ def kind_and_text(source: str, value: str) -> tuple[str, str]:
     kind = literal(_KINDS[source][-1])
     if source in _INTEGERS:
         kind = f"CASE WHEN {value} < 0 THEN 'BIGINT' ELSE 'UBIGINT' END"
-    text = f"try(decode({value}))" if source == "bytes" else f"CAST({value} AS VARCHAR)"
+    text = {"blob": value, "timestamp": f"CAST(epoch_us({value}) AS VARCHAR)"}.get(source, f"CAST({value} AS VARCHAR)")
     return f"CASE WHEN {value} IS NULL THEN 'NULL' ELSE {kind} END", text
 
 
@@ -110,6 +117,8 @@ def key_text(source: str, text: str) -> str:
     if source in _FLOATS:
         # 0.0 turns both zeros into one.
         return f"(({_number(source, text)} + 0.0)::VARCHAR)"
+    if source == "blob":
+        return f"hex({text})"
     return text
 
 
@@ -163,6 +172,8 @@ def _element_source(kind: ColumnType) -> str:
     """Return the declared type of an element: instants, dates, addresses and enums are texts, decimals texts or numbers."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
+    if kind.name == "Tuple" and not kind.fields:
+        return "array"
     declared = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
     return declared.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
 
@@ -199,14 +210,18 @@ def _map_value(kind: ColumnType, document: str, depth: int) -> Reading:
 
 def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
     document = f"try_cast({text} AS JSON)"
-    members = [_element(one, f"json_extract({document}, '$.\"{name}\"')", depth) for name, one in zip(kind.fields, kind.inner, strict=True)]
+    places = [f'."{name}"' for name in kind.fields] or [f"[{index}]" for index in range(len(kind.inner))]
+    members = [_element(one, f"json_extract({document}, '${place}')", depth) for place, one in zip(places, kind.inner, strict=True)]
     plain = ", ".join(f"'{number}': {member.value}" for number, member in enumerate(members, 1))
     keys = f"json_keys({document})"
-    fits = " AND ".join([f"list_unique({keys}) = len({keys})", *(member.fits for member in members)])
+    is_whole = f"list_unique({keys}) = len({keys})" if kind.fields else f"json_array_length({document}) = {len(kind.inner)}"
+    fits = " AND ".join([is_whole, *(member.fits for member in members)])
     return Reading(f"CASE WHEN {text} IS NOT NULL THEN {{{plain}}} END", f"coalesce({fits}, false)")
 
 
 def _scalar(source: str, kind: ColumnType, text: str) -> str:
+    if source == "blob":
+        return _bytes(kind, text)
     if kind.name in INTEGER_BITS:
         return _integer(kind.name, text)
     if kind.name in ("Float32", "Float64"):
@@ -215,6 +230,8 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         return _decimal(source, kind, text)
     if kind.name in ("DateTime", "DateTime64"):
         return _instant(source, kind, text)
+    if kind.name in ("Time", "Time64"):
+        return _time(kind, text)
     if kind.name in _LAST_DAYS:
         first, last = _LAST_DAYS[kind.name]
         return f"CASE WHEN tf_day_number({text}) BETWEEN {first} AND {last} THEN tf_day_number({text})::INTEGER END"
@@ -229,6 +246,12 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         "IPv4": f"CASE WHEN regexp_full_match({text}, '({_OCTET}\\.){{3}}{_OCTET}') THEN encode({text}) END",
         "IPv6": f"encode(tf_ipv6_hex({text}))",
     }[kind.name]
+
+
+def _bytes(kind: ColumnType, content: str) -> str:
+    if kind.name == "FixedString":
+        return f"CASE WHEN octet_length({content}) <= {kind.number(0)} THEN unhex(regexp_replace(hex({content}), '(00)+$', '')) END"
+    return content
 
 
 def _integer(name: str, text: str) -> str:
@@ -256,6 +279,18 @@ def _decimal(source: str, kind: ColumnType, text: str) -> str:
     return f"CASE WHEN {is_number} AND {fits} THEN {plain} END"
 
 
+def _time(kind: ColumnType, text: str) -> str:
+    digits = kind.number(0) if kind.name == "Time64" else 0
+    clock = "-?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]"
+    fits = f"regexp_full_match({text}, '{clock}(\\.[0-9]+)?') AND regexp_full_match({text}, '{clock}(\\.[0-9]{{0,{digits}}}0*)?')"
+    fits += f" AND NOT regexp_matches({text}, '\\.[0-9]{{10}}')"
+    hours, minutes, seconds = (f"split_part(ltrim({text}, '-'), ':', {index})" for index in (1, 2, 3))
+    number = f"try_cast({hours} AS INTEGER) * 3600 + try_cast({minutes} AS INTEGER) * 60 + try_cast({seconds} AS DECIMAL(18, {digits}))"
+    return (
+        f"CASE WHEN {fits} THEN try_cast(CASE WHEN starts_with({text}, '-') THEN -({number}) ELSE {number} END AS {duckdb_type(kind)}) END"
+    )
+
+
 def _instant(source: str, kind: ColumnType, text: str) -> str:
     digits = kind.number(0) if kind.name == "DateTime64" else 0
     low, high = _instant_bounds(kind.name, digits)
@@ -263,6 +298,8 @@ def _instant(source: str, kind: ColumnType, text: str) -> str:
     if source == "string":
         micros, fits = f"tf_instant_us({text})", f"tf_instant_us({text}) BETWEEN {low} AND {high}"
         rest = f"tf_instant_ns_rest({text})"
+    elif source == "timestamp":
+        micros, fits = f"try_cast({text} AS BIGINT)", f"try_cast({text} AS BIGINT) BETWEEN {low} AND {high}"
     elif source in _FLOATS:
         # As a DOUBLE, because the bounds of a FLOAT comparison would be rounded to FLOATs.
         number = f"{_number(source, text)}::DOUBLE"
@@ -321,7 +358,9 @@ def duckdb_type(kind: ColumnType) -> str:
         return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
     if kind.name == "Decimal" and kind.number(0) <= _WIDEST_DECIMAL:
         return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
-    types = {"Bool": "BOOLEAN", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
+    if kind.name == "Time64":
+        return f"DECIMAL(18, {kind.number(0)})"
+    types = {"Bool": "BOOLEAN", "Time": "INTEGER", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
     return types.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
 
 
@@ -340,13 +379,16 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
         return f"arraySort({name} -> {name}.1, {pairs})"
     if kind.name == "Tuple":
         members = (plain_sql(inner, f"tupleElement({value}, {number})", depth) for number, inner in enumerate(kind.inner, 1))
-        return f"tuple({', '.join(members)})"
+        plain = f"tuple({', '.join(members)})"
+        return f"if({value} IS NULL, NULL, {plain})" if kind.nullable else plain
     if kind.name == "DateTime64":
         return f"reinterpret({value}, 'Int64')"
     if kind.name == "DateTime":
         return f"toInt64({value})"
-    if kind.name in _LAST_DAYS:
+    if kind.name in _LAST_DAYS or kind.name == "Time":
         return f"toInt32({value})"
+    if kind.name == "Time64":
+        return f"toDecimal64({value}, {kind.number(0)})"
     if kind.name == "IPv6":
         return f"hex({value})"
     if kind.name == "FixedString":

@@ -1,5 +1,5 @@
 -- Records to fields. A record is read as a JSON object without a key twice; of each field come `json_type` and text, first under its literal
--- name, then under its dotted path. `stage` is the one that rejects the record: the first that does.
+-- name, then under its dotted path; of a column beside the JSON they come from the record. `stage` is the one that rejects the record: the first that does.
 SELECT * EXCLUDE (is_object), CASE WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
 FROM (
     SELECT position, "partition", "offset", arrival_us, is_past, is_wide, bytes, is_object, $kinds_and_texts
@@ -9,7 +9,7 @@ FROM (
         FROM (
             SELECT *, CASE WHEN json_valid(text) THEN text::JSON END AS document
             FROM (
-                SELECT *, octet_length(value) > $wide_bytes AS is_wide, $bytes AS bytes, CASE WHEN NOT is_oversize THEN try(decode(value)) END AS text
+                SELECT *, $size > $wide_bytes AS is_wide, $bytes AS bytes, CASE WHEN NOT is_oversize THEN try(decode(value)) END AS text
                 FROM frames
             )
         )

@@ -71,16 +71,9 @@ def test_a_plan_finds_it_again_on_the_ledger() -> None:
 def test_a_verification_applies_its_statement_between_those_of_the_others() -> None:
     with_it = program(NOTHING)
     assert "t3 AS looked_at" in statement_of(with_it, Wanted([], {}))
-    frame = {
-        "position": range(3),
-        "partition": [0] * 3,
-        "offset": range(3),
-        "arrival_us": [0] * 3,
-        "value": VALUES,
-        "is_oversize": [False] * 3,
-        "is_past": [False] * 3,
-    }
-    batch = pa.RecordBatch.from_pydict({name: list(values) for name, values in frame.items()}, schema=FRAME_SCHEMA)
+    record = {"partition": 0, "arrival_us": 0, "is_oversize": False, "is_past": False}
+    rows = [{**record, "position": index, "offset": index, "value": value} for index, value in enumerate(VALUES)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=FRAME_SCHEMA)
     with open_database(":memory:", {}) as engine:
         reference = Reference(engine, compared_columns(with_it))
         reference.load(iter([batch]), with_it)

@@ -259,6 +259,21 @@ def test_columns_of_the_kafka_record_are_fields() -> None:
     document = changed("sources.0.columns", [*columns, {"name": "all", "from": "headers"}, {"name": "raw", "from": "key", "type": "bytes"}])
     config = parsed(changed("sink.mapping.1.name", "at", document))
     assert [column.type for column in config.sources[0].columns] == ["string", "timestamp", "string", "map", "bytes"]
+    assert unsupported(config) == []
+
+
+def keyed_by_header(**changes: Any) -> PipelineConfig:
+    document = with_transforms(changed("config.key", "trace", DEDUP))
+    column = {"name": "trace", "from": "headers", "header": "t"} | changes
+    return parsed(changed("sources.0.columns", [{name: value for name, value in column.items() if value}], document))
+
+
+def test_the_shape_says_from_what_a_key_of_dedup_is_read() -> None:
+    found = shape_of(keyed_by_header())["sources"]["orders"]
+    assert found["dedup_key_fields"] == [{"from": "headers", "header": "t", "type": "string"}]
+    others: list[dict[str, Any]] = [{"header": "u"}, {"type": "bytes"}, {"from": "key", "header": None}, {"header": None}]
+    shapes = [found, *(shape_of(keyed_by_header(**other))["sources"]["orders"] for other in others)]
+    assert all(one != other for number, one in enumerate(shapes) for other in shapes[:number])
 
 
 def test_key_of_several_fields() -> None:
@@ -535,6 +550,8 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sources.0.columns", [{"name": "k", "from": "kye"}], "sources[0].columns[0].from", "did you mean key?"),
         ("sources.0.columns", [{"name": "k", "from": "key", "header": "h"}], "sources[0].columns[0].header", "only for 'from: headers'"),
         ("sources.0.columns", [{"name": "k", "from": "offset", "type": "string"}], "sources[0].columns[0].type", "offset is int64"),
+        ("sources.0.columns", [{"name": "k", "from": "arrival", "type": "int64"}], "sources[0].columns[0].type", "arrival is timestamp"),
+        ("sources.0.columns", [{"name": "k", "from": "value", "type": "map"}], "sources[0].columns[0].type", "value is string or bytes"),
         ("sink.type", "postgres", "sink.type", "must be clickhouse"),
         ("sink.connection_params.host", "http://ch", "sink.connection_params.host", "without scheme"),
         ("sink.connection_params.port", "http", "sink.connection_params.port", "must be a whole number, got 'http'"),

@@ -15,6 +15,7 @@ from pipelines.process.parse.step import parse
 from pipelines.protocol.records import MAX_RECORD_BYTES, RAW_SCHEMA, UNREADABLE_HEADER, with_positions
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
+from pipelines.types.record_columns import RecordColumn
 
 NOON_MS = 1_767_960_000_000
 
@@ -72,8 +73,8 @@ def test_a_time_beyond_a_column_is_rejected_where_it_is_mapped(kind: str, nullab
     records = with_positions(to_records(messages, 2), 7, "t", 0)
     column = parse_type(f"Nullable({kind})" if nullable else kind)
     with open_engine() as engine:
-        parsed = parse(engine, records, [], keep=("timestamp",)).accepted
-        made = map_columns(engine, parsed, [TargetColumn("_tf_timestamp", "at", column, False)])
+        parsed = parse(engine, records, [], columns=[RecordColumn("sent", "timestamp", "", "timestamp")]).accepted
+        made = map_columns(engine, parsed, [TargetColumn("sent", "at", column, False)])
         unused = map_columns(engine, parsed, [])
     names = list(TIMES)
     assert {names[offset] for offset in made.accepted["_tf_offset"].to_pylist()} == FITS[kind]

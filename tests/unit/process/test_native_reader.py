@@ -19,15 +19,15 @@ from pipelines.process.parse.json_reader import JsonReader
 from pipelines.process.parse.native_reader import native_reader
 from pipelines.process.rejections import Rejections
 from pipelines.types.duckdb import open_engine
-from pipelines.types.fields import SOURCE_TYPES, ParsedField
+from pipelines.types.fields import JSON_TYPES, ParsedField
 
 _ENGINE = open_engine()
 _MUTATIONS = int(os.environ.get("TALLYFLOW_JSON_MUTATIONS", "4000"))
 KEYS = ["a", "b", "A", "c", "d.e", "d.e.f", "d", "é", "zz"]
 FIELDS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.sampled_from(sorted(SOURCE_TYPES))), min_size=1, max_size=5, unique_by=lambda pair: pair[0]
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(sorted(JSON_TYPES))), min_size=1, max_size=5, unique_by=lambda pair: pair[0]
 )
-WIDE = [(kind, kind) for kind in sorted(SOURCE_TYPES)] + [("u", "object"), ("u.id", "int64"), ("u.x.y", "string"), ("t", "decimal")]
+WIDE = [(kind, kind) for kind in sorted(JSON_TYPES)] + [("u", "object"), ("u.id", "int64"), ("u.x.y", "string"), ("t", "decimal")]
 PIECES = (
     *('"', "\\", "{", "}", "[", "]", ",", ":", " ", "\n", "\t", "-", "+", "0", "00", "1", ".", "e", "E5", "null", "true", "false", "nul"),
     *("NaN", "Infinity", "\\u0000", "\\u00e9", "\\ud83d\\ude00", "\\ud800", "\\udc00", "\\u002F", "\\/", "\\b", "\\x", "\\u12", "\x00"),
@@ -79,7 +79,7 @@ def example(chance: random.Random) -> dict[str, Any]:
         "float": chance.choice([0.1, -0.0, 1e22, 1e23, 2**53 + 1, 123456789.123456789, 5e-324, chance.random() * 10**30]),
         "float32": chance.choice([0.1, 16777217, 3.4e38, 1e-46, chance.random()]), "float64": chance.random(),
     }  # fmt: skip
-    for kind, source in SOURCE_TYPES.items():
+    for kind, source in JSON_TYPES.items():
         if source.is_integer:
             values[kind] = chance.choice([0, 1, 100, 127])
     keys = [key for key in values if chance.random() < 0.9]
@@ -133,7 +133,7 @@ def test_generated_records_have_the_same_outcome(
     assert_same(fields, [*texts, None, *(mutated(chance, text) for text in texts)])
 
 
-@pytest.mark.parametrize("kind", sorted(SOURCE_TYPES))
+@pytest.mark.parametrize("kind", sorted(JSON_TYPES))
 def test_every_value_of_every_type_has_the_same_outcome(kind: str) -> None:
     numbers = [
         "0",

@@ -26,7 +26,7 @@ from pipelines.protocol.records import (
 )
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
-from pipelines.types.fields import SOURCE_TYPES, ParsedField, check_fields
+from pipelines.types.fields import JSON_TYPES, ParsedField, check_fields
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 _ENGINE = open_engine()
@@ -121,14 +121,14 @@ def one(text: str | bytes, kind: str, name: str = "a") -> Any:
 )
 def test_value_is_read_as_its_type(kind: str, text: str, value: Any) -> None:
     assert one(f'{{"a":{text}}}', kind) == value
-    assert run([f'{{"a":{text}}}'.encode()], a=kind).accepted["a"].type == SOURCE_TYPES[kind].arrow
+    assert run([f'{{"a":{text}}}'.encode()], a=kind).accepted["a"].type == JSON_TYPES[kind].arrow
 
 
 def test_negative_zero_keeps_its_sign() -> None:
     assert math.copysign(1, one('{"a":-0.0}', "float64")) == -1
 
 
-@pytest.mark.parametrize("kind", sorted(SOURCE_TYPES))
+@pytest.mark.parametrize("kind", sorted(JSON_TYPES))
 def test_absent_and_null_are_null(kind: str) -> None:
     assert one("{}", kind) is None
     assert one('{"a":null}', kind) is None
@@ -405,7 +405,7 @@ VALUES = st.recursive(
 )
 OBJECTS = st.dictionaries(st.sampled_from([*KEYS, "d"]), VALUES, max_size=6)
 FIELDS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.sampled_from(sorted(SOURCE_TYPES))), min_size=1, max_size=4, unique_by=lambda pair: pair[0]
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(sorted(JSON_TYPES))), min_size=1, max_size=4, unique_by=lambda pair: pair[0]
 )
 RANGES = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)
@@ -462,5 +462,5 @@ def test_parse_agrees_with_plain_python(objects: list[dict[str, Any]], pairs: li
             assert rejected.get(index) == expected
             continue
         row = accepted[index]
-        found = [json.loads(row[name]) if SOURCE_TYPES[kind].is_json_text and row[name] else row[name] for name, kind in pairs]
+        found = [json.loads(row[name]) if JSON_TYPES[kind].is_json_text and row[name] else row[name] for name, kind in pairs]
         assert repr(found) == repr(expected)

@@ -26,7 +26,7 @@ from pipelines.types.fields import ParsedField
 _ENGINE = open_engine()
 _ARROW = {
     "string": pa.string(), "array": pa.string(), "object": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int64": pa.int64(),
-    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "instant": INSTANT,
+    "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "timestamp": INSTANT,
 }  # fmt: skip
 UUID = "c0ffee00-1234-5678-9abc-def012345678"
 
@@ -77,6 +77,8 @@ def utc(*parts: int) -> datetime:
         ("bytes", "String", b"\xff\0", b"\xff\0"),
         ("string", "FixedString(2)", "é", "é".encode()),
         ("string", "Enum8('a' = -1, 'it\\'s' = 2)", "it's", 2),
+        ("string", "Time", "-0:00:05.00", -5),
+        ("string", "Time64(2)", "999:59:59.9900", Decimal("3599999.99")),
         ("string", "UUID", UUID, bytes.fromhex(UUID.replace("-", ""))),
         ("string", "IPv4", "255.1.0.9", 0xFF010009),
         ("string", "IPv6", "::1", b"\0" * 15 + b"\1"),
@@ -95,7 +97,7 @@ def utc(*parts: int) -> datetime:
         ("string", "DateTime64(5)", "1969-12-31T23:59:58.123456Z", utc(1969, 12, 31, 23, 59, 58, 123_450)),
         ("int64", "DateTime64(2)", -2, utc(1969, 12, 31, 23, 59, 58)),
         ("float64", "DateTime64(2)", -1.877, utc(1969, 12, 31, 23, 59, 58, 120_000)),
-        ("instant", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
+        ("timestamp", "DateTime64(4)", utc(1969, 12, 31, 23, 59, 58, 123_456), utc(1969, 12, 31, 23, 59, 58, 123_400)),
         ("array", "Array(DateTime64(1))", '["1969-12-31T23:59:58.123Z"]', [utc(1969, 12, 31, 23, 59, 58, 100_000)]),
         ("string", "DateTime64(6)", "2026-01-31 00:00:00.123456789", utc(2026, 1, 31, 0, 0, 0, 123_456)),
         ("int64", "DateTime", 2**32 - 1, utc(2106, 2, 7, 6, 28, 15)),
@@ -106,7 +108,7 @@ def utc(*parts: int) -> datetime:
         ("float32", "DateTime", 4_294_967_040.0, utc(2106, 2, 7, 6, 24)),
         ("float32", "DateTime64(6)", -2_208_988_672.0, utc(1900, 1, 1, 0, 2, 8)),
         ("float32", "DateTime64(6)", 10_413_791_232.0, utc(2299, 12, 31, 23, 47, 12)),
-        ("instant", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
+        ("timestamp", "DateTime64(6)", utc(2026, 1, 31, 0, 0, 0, 5), utc(2026, 1, 31, 0, 0, 0, 5)),
         ("string", "Decimal(5, 2)", "-999.9900", Decimal("-999.99")),
         ("string", "Decimal(5, 2)", "000001", Decimal("1.00")),
         ("string", "Decimal(2, 2)", "0.25", Decimal("0.25")),
@@ -214,6 +216,19 @@ def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanosecon
         ("object", "Tuple(a Int8)", "{}", "null_in_non_nullable"),
         ("object", "Tuple(a Int8)", '{"a":"x"}', "wrong_type"),
         ("object", "Tuple(a Tuple(b Int8))", '{"a":{"b":300}}', "out_of_range"),
+        *(("string", "Time", text, "invalid_value") for text in ("24", "1:2:03", "00:60:00", "1000:00:00", "00:00:00.", "+1:00:00", "")),
+        ("string", "Time", "00:00:00.1", "out_of_range"),
+        ("string", "Time64(3)", "00:00:00.1234", "out_of_range"),
+        ("string", "Time64(9)", "00:00:00.1234567890", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[1]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[1,2,3]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[]", "invalid_value"),
+        ("array", "Tuple(Int8, Int8)", "[1,null]", "null_in_non_nullable"),
+        ("array", "Tuple(Int8, Int8)", "[1,300]", "out_of_range"),
+        ("array", "Tuple(Int8, String)", "[1,2]", "wrong_type"),
+        ("array", "Array(Tuple(Int8))", "[[1],[1,2]]", "invalid_value"),
+        ("array", "Array(Nullable(Tuple(Int8)))", "[null,[null]]", "null_in_non_nullable"),
+        ("array", "Array(Tuple(Int8))", "[null]", "null_in_non_nullable"),
     ],
 )
 def test_value_without_a_place_is_rejected(source: str, column: str, value: Any, code: str) -> None:
@@ -297,7 +312,8 @@ def test_no_rows_are_fine() -> None:
         ("object", "Array(String)", "object cannot become Array(String)"),
         ("object", "Tuple(Int8, Int8)", "named members"),
         ("object", "Map(Int8, Int8)", "keys of an object"),
-        ("array", "Array(Tuple(Int8))", "named members"),
+        ("array", "Tuple(a Int8)", "an array can only become a Tuple without names"),
+        ("object", "Map(String, Tuple(Map(Int8, Int8)))", "keys of an object"),
     ],
 )
 def test_mapping_without_a_way_is_told_at_start(source: str, column: str, fault: str) -> None:

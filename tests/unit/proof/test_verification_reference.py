@@ -43,6 +43,7 @@ def frame(
         pa.array(range(rows), pa.int64()),
         pa.array([arrival_us] * rows, pa.int64()),
         pa.array(values, pa.binary()),
+        *(pa.nulls(rows, FRAME_SCHEMA.field(name).type) for name in ("key", "headers", "timestamp_us")),
         pa.array([ordinal in is_oversize for ordinal in range(rows)]),
         pa.array([ordinal in is_past for ordinal in range(rows)]),
     ]

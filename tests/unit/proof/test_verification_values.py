@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -60,6 +61,19 @@ def value_of(engine: duckdb.DuckDBPyConnection, source: str, column: str, text: 
         ("array", "String", "[1e400]", UNREADABLE),
         ("array", "String", '["1e400"]', b'["1e400"]'),
         ("string", "FixedString(2)", '"é"', "é".encode()),
+        ("array", "Tuple(Int8, Nullable(Int8))", "[1, null]", {"1": 1, "2": None}),
+        ("string", "Time", '"-0:00:05.00"', -5),
+        *(("string", "Time", f'"{text}"', REJECTED) for text in ("24", "1:2:03", "00:60:00", "1000:00:00", "00:00:00.", "00:00:00.1", "")),
+        ("string", "Time64(2)", '"999:59:59.9900"', Decimal("3599999.99")),
+        ("string", "Time64(2)", '"-0:00:00.05"', Decimal("-0.05")),
+        ("string", "Time64(9)", '"00:00:00.1234567890"', REJECTED),
+        ("array", "Tuple(Int8, Int8)", "[1, null]", REJECTED),
+        ("array", "Tuple(Int8, Int8)", "[1]", REJECTED),
+        ("array", "Tuple(Int8, Int8)", "[1, 2, 3]", REJECTED),
+        ("array", "Tuple(Int8, Int8)", "[1, 300]", REJECTED),
+        ("array", "Array(Tuple(Int8))", "[[1], [1, 2]]", REJECTED),
+        ("array", "Array(Nullable(Tuple(Int8)))", "[null, [2]]", [None, {"1": 2}]),
+        ("array", "Array(Tuple(Int8))", "[null]", REJECTED),
         ("string", "FixedString(2)", '"ab\\u0000"', REJECTED),
         ("string", "FixedString(3)", '"ab\\u0000"', b"ab"),
         ("string", "Enum8('on' = 1)", '"on"', b"on"),

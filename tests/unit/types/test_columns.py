@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_type, quote_identifier, quote_string
+from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_type, quote_identifier, quote_string, value_type
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,18 @@ from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_ty
         ("Map(LowCardinality(String),Array(UUID))", "Map(LowCardinality(String), Array(UUID))"),
         ("Tuple(a String, `b` Tuple(Int8,Date))", "Tuple(a String, b Tuple(Int8, Date))"),
         ("Tuple(String, DateTime('UTC'))", "Tuple(String, DateTime('UTC'))"),
+        ("Nullable(Tuple(Int8))", "Nullable(Tuple(Int8))"),
+        ("Map(String, MultiPolygon)", "Map(String, MultiPolygon)"),
+        ("Decimal", "Decimal(10, 0)"),
+        ("DateTime32('UTC')", "DateTime('UTC')"),
+        ("Array(DateTime64)", "Array(DateTime64(3))"),
+        ("Time", "Time"),
+        ("Tuple(Time64, Time64( 9 ))", "Tuple(Time64(3), Time64(9))"),
+        ("SimpleAggregateFunction( anyLast,Nullable(String) )", "SimpleAggregateFunction(anyLast, Nullable(String))"),
+        (
+            "SimpleAggregateFunction(any, LowCardinality(Nullable(String)))",
+            "SimpleAggregateFunction(any, LowCardinality(Nullable(String)))",
+        ),
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -47,7 +59,17 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("", 1, "a type name"),
         ("Strin", 1, "a supported type, got 'Strin'"),
         ("string", 1, "a supported type, got 'string'"),
-        ("Nested(a String)", 1, "a supported type"),
+        ("Nested(a String)", 1, "a supported type, got 'Nested'; use Array(Tuple(name Type, ...))"),
+        ("Array(Dynamic)", 7, "JSON takes any object"),
+        ("Variant(String, Int8)", 1, "String the text of any value"),
+        ("BFloat16", 1, "use Float32"),
+        ("Time64(10)", 8, "a precision between 0 and 9"),
+        ("IntervalDay", 1, "use Int64"),
+        ("AggregateFunction(sum, Int8)", 1, "let a materialized view fill it"),
+        ("Array(SimpleAggregateFunction(sum, Int8))", 7, "only a whole column"),
+        ("SimpleAggregateFunction(1, Int8)", 25, "an aggregate function"),
+        ("SimpleAggregateFunction(sum; Int8)", 28, "unexpected text"),
+        ("Nullable(Ring)", 9, "a type that can be Nullable"),
         ("String; DROP TABLE t", 7, "unexpected text"),
         ("String)", 7, "the end of the type"),
         ("Array(String", 13, "')'"),
@@ -127,3 +149,16 @@ def test_only_plain_identifiers_are_taken(name: str) -> None:
 )
 def test_wire_type(text: str, wire: pa.DataType) -> None:
     assert arrow_type(parse_type(text)) == wire
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("Nullable(Point)", "Nullable(Tuple(Float64, Float64))"),
+        ("Map(String, Polygon)", "Map(String, Array(Array(Tuple(Float64, Float64))))"),
+        ("SimpleAggregateFunction(sum, Nullable(Int64))", "Nullable(Int64)"),
+        ("Tuple(a LowCardinality(String))", "Tuple(a LowCardinality(String))"),
+    ],
+)
+def test_a_type_of_values_is_made_of_what_is_sent(text: str, values: str) -> None:
+    assert str(value_type(text)) == values
