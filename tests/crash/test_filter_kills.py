@@ -1,0 +1,29 @@
+"""A runner with a filter and computed fields, killed with SIGKILL at failpoints: every record is a row, dropped, or a dead letter, once."""
+
+from collections import Counter
+
+import pytest
+from support.computed_case import COMPUTE, FILTER, accounts, assert_proven, events, outcome, with_transforms
+from support.pipeline_case import PipelineCase
+
+from pipelines.protocol.failpoints import VARIABLE
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize(
+    "points", [("process.after-publish:1", "leg.before-commit:2"), ("process.between-frames:1", "sink.after-insert:1")]
+)
+def test_counts_of_dropped_records_survive_kills(case: PipelineCase, points: tuple[str, ...]) -> None:
+    case.write_file(with_transforms(FILTER, COMPUTE))
+    case.create_topic()
+    for number, point in enumerate(points):
+        case.send(events(600, first=600 * number))
+        killed = case.run_plain(**{VARIABLE: point})
+        assert killed.returncode == -9, killed.stderr
+    case.warm_run()
+    fate, of_process = accounts(case)
+    expected = Counter(outcome(value) for value in case.records().values())
+    assert fate == expected
+    assert (of_process["dropped by filter"], of_process["written to out"]) == (expected["dropped"], expected["row"])
+    assert_proven(case, rows=expected["row"], dropped_by_filter=expected["dropped"])
