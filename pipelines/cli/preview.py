@@ -155,7 +155,10 @@ def _document(record: "Traced", program: "Program") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
+    if isinstance(value, list | dict):
+        text = json.dumps(value, default=_plain, ensure_ascii=False)
+    else:
+        text = "" if value is None else str(_plain(value))
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 

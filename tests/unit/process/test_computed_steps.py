@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,9 @@ from pipelines.process.program import Made, Program, run
 from pipelines.process.steps import Step
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.filter import Filter
-from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
+from pipelines.proof.readers.frames import batch_of
+from pipelines.proof.verification.record_columns import parts_read
+from pipelines.proof.verification.reference import Bounds, Reference, compared_columns
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.testing import records
 from pipelines.types.duckdb import open_database, open_engine
@@ -39,11 +40,14 @@ def with_fields(keeps: bool = True, fields: dict[str, str] = FIELDS, **texts: st
 
 
 def made_by(made: Program, *values: dict[str, Any] | bytes) -> Made:
+    with open_engine() as engine:
+        return run(made, engine, [frame_of(values)])
+
+
+def frame_of(values: Sequence[dict[str, Any] | bytes]) -> Arrived:
     encoded = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
     headers = {HEADER_TOPIC: "orders", HEADER_PARTITION: "0"}
-    message = Message("tf.p.raw.orders.0", 1, datetime(2026, 1, 1, tzinfo=UTC), encode_frame(records(0, encoded)), headers)
-    with open_engine() as engine:
-        return run(made, engine, [Arrived(message, 0)])
+    return Arrived(Message("tf.p.raw.orders.0", 1, datetime(2026, 1, 1, tzinfo=UTC), encode_frame(records(0, encoded)), headers), 0)
 
 
 def of(*steps: Step, columns: Sequence[Sequence[Any]] = (KEPT,)) -> Program:
@@ -222,22 +226,17 @@ def programs(draw: st.DrawFn) -> Program:
     return of(*steps, columns=[KEPT, *columns])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(programs(), st.lists(EVENTS, min_size=1, max_size=12))
 def test_steps_end_records_where_the_reference_does(made: Program, events: list[dict[str, Any]]) -> None:
-    values = [json.dumps(event).encode() for event in events]
-    passed = made_by(made, *values)
+    passed = made_by(made, *events)
     stages = {letter["_tf_ordinal"]: letter["stage"] for letter in passed.dead_letters.to_pylist()}
     accepted = dict(zip(passed.rows.column("_tf_ordinal").to_pylist(), passed.rows.to_pylist(), strict=True))
-    found = {n: stages.get(n, None if n in accepted else "dropped.filter") for n in range(len(values))}
-    rows = len(values)
-    columns = [range(1 << 20, (1 << 20) + rows), [0] * rows, range(rows), [0] * rows, values, [False] * rows, [False] * rows]
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(list(column), field.type) for column, field in zip(columns, FRAME_SCHEMA, strict=True)], schema=FRAME_SCHEMA
-    )
+    found = {n: stages.get(n, None if n in accepted else "dropped.filter") for n in range(len(events))}
     with open_database(":memory:", {}) as engine:
         reference = Reference(engine, compared_columns(made))
-        reference.load(iter([batch]), made)
+        reference.load(iter([batch_of(frame_of(events), parts_read(()))]), made)
+        reference.add_frames({1: 0})
         reference.evaluate(made, Bounds(0, 2**63))
         wanted = dict(engine.execute('SELECT "offset", stage FROM parsed').fetchall())
         numbers = {column.name: column.label for column in compared_columns(made) if column.name in ("double", "number", "ratio", "sum")}
