@@ -25,6 +25,11 @@ class Function:
     most: int = 1
 
     @property
+    def is_typed(self) -> bool:
+        """Report whether expr-lang's checker knows the kind of the result."""
+        return self.origin == "expr-lang" and self.name not in ("first", "last", "max", "min")
+
+    @property
     def name(self) -> str:
         return self.usage.partition("(")[0]
 

@@ -285,10 +285,12 @@ class _Translator:
             raise self._unknown_function(node)
         arguments = node.arguments
         if node.name == "waterfall" and arguments and isinstance(arguments[0], Array) and arguments[0].items:
-            arguments = arguments[0].items
+            # The items of an array in brackets may be of several kinds here.
+            return glassflow.first_filled(self._names, node.at, [self.value(item) for item in arguments[0].items])
         if not function.least <= len(arguments) <= function.most:
             raise fault(f"{function.name} is written {function.usage}", node.at)
-        return function.build(self._names, node.at, *(self.value(one) for one in arguments))
+        result = function.build(self._names, node.at, *(self.value(one) for one in arguments))
+        return replace(result, static=function.is_typed and result.kind in ("int", "string"))
 
     def _unknown_function(self, node: Call) -> ValueError:
         if node.name in REFUSED:
@@ -318,7 +320,8 @@ class _Translator:
             if node.name == "sum":
                 inner = lists.mapped(self._names, array, predicate, node.at) if len(node.arguments) == 2 else array
                 return collections.total(self._names, node.at, inner)
-            return lists.tested(self._names, node.name, array, predicate, node.at)
+            result = lists.tested(self._names, node.name, array, predicate, node.at)
+            return replace(result, static=result.kind == "int")
 
         array = self.value(node.arguments[0])
         return lists.as_list(self._names, array, node.name, node.at, lambda one: bound(self._names, one, asked))
