@@ -121,8 +121,8 @@ def equality(names: Names, left: Value, right: Value) -> Value | None:
     if right.kind == "json":
         return _json_equality(names, left, right)
     if left.static and right.static and left.kind == right.kind and (left.nullable or right.nullable):
-        plain = [replace(side, static=False) for side in (left, right)]
-        return read_both(names, "==", *plain, left.kind, lambda one, two: _known(equality(names, one, two)))
+        one, two = (replace(side, static=False) for side in (left, right))
+        return read_both(names, "==", one, two, left.kind, lambda one, two: _known(equality(names, one, two)))
     if left.kind == right.kind and left.kind in ("bool", "string"):
         return truth(_same(left, right, left.sql, right.sql), left, right)
     if left.kind in NUMBERS and right.kind in NUMBERS:
