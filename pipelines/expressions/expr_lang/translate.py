@@ -116,13 +116,13 @@ class _Translator:
     def _name(self, node: Name) -> Value:
         if node.name in self._variables:
             return self._variables[node.name]
-        if node.name == "$env":
-            raise fault("`$env` is not supported; name the field", node.at)
         if node.name not in self._fields:
             raise self._unknown_field(node.name, node.at)
         return self._field(node.name, node.at)
 
     def _unknown_field(self, name: str, at: int) -> ValueError:
+        if name.partition(".")[0] == "$env":
+            return fault("`$env` is not supported; name the field", at)
         inner = [field for field in self._fields if field.startswith(f"{name}.")]
         if inner:
             return fault(f"the field {name!r} is not declared, only {inner[0]!r} in it; declare it with type object", at)
