@@ -2,9 +2,9 @@
 
 Left out are the differences that docs/expr-lang.md names: integers beyond 53 bits, text cut inside a character or decoded to no UTF-8, an
 index of a string, parameters given several times, `toDate` of nil, years beyond four digits, a bare JSON value or `split` of an empty
-text as the result, numbers that only Go reads (in hex, with underscores, infinite), powers that Go rounds otherwise, an element that
-fails behind the one that decides `filter(...)[0]`, and `findLast` or `filter(...)[-1]` as a right operand, which expr-lang 1.17.7 gets
-wrong.
+text as the result, numbers that only Go reads (in hex, with underscores, infinite), powers that Go rounds otherwise, `min` and `max` that
+start with a literal, an element that fails behind the one that decides `filter(...)[0]`, and `findLast` or `filter(...)[-1]` as a right
+operand, which expr-lang 1.17.7 gets wrong.
 """
 
 import json
@@ -160,7 +160,7 @@ RULES = {
         "({truth} ? {number} : {number})",
         "(«i~f~g~nil~p.x» ?? {number})",
         "«abs~ceil~floor~round~float»({number})",
-        "«min~max»({number}, {number})",
+        "«min~max»(«i~j~f~g», {number})",
         "toFloat({number})",
         "toFloat({text})",
         "float(«s~t~ws[0]»)",

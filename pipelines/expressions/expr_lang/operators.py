@@ -154,6 +154,8 @@ def _number_equality(names: Names, left: Value, right: Value) -> Value:
 
 
 def _json_equality(names: Names, left: Value, right: Value) -> Value | None:
+    if left.kind == "json":
+        return all_bound(names, (left, right), _json_equality_of_two)
     if left.kind not in ("bool", "string", *NUMBERS):
         return None
     kind: Kind = "float" if left.kind in NUMBERS else left.kind
@@ -164,6 +166,17 @@ def _json_equality(names: Names, left: Value, right: Value) -> Value | None:
         return truth(f"CASE {nil}WHEN {is_json(json, kind)} THEN {same.sql} ELSE FALSE END")
 
     return all_bound(names, (left, right), compared)
+
+
+def _json_equality_of_two(one: Value, two: Value) -> Value:
+    numbers = f"{is_json(one, 'float')} AND {is_json(two, 'float')}"
+    same = f"WHEN {numbers} THEN {json_as(one, 'float').sql} = {json_as(two, 'float').sql}"
+    same_kind = f"json_type({one.sql}) = json_type({two.sql})"
+    texts = f"WHEN {same_kind} THEN {json_as(one, 'string').sql} = {json_as(two, 'string').sql}"
+    test = truth(
+        f"CASE WHEN {one.sql} IS NULL OR {two.sql} IS NULL THEN {one.sql} IS NULL AND {two.sql} IS NULL {same} {texts} ELSE FALSE END"
+    )
+    return guarded(test, (f"{same_kind} AND json_type({one.sql}) IN ('ARRAY', 'OBJECT')", "==: arrays and objects are not compared"))
 
 
 def logic(names: Names, operator: str, left: Value, right: Value, at: int) -> Value:

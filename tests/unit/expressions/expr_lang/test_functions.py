@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.expr_case import evaluated
 
+from pipelines.expressions.expr_lang.docs import TARGET, render
 from pipelines.expressions.expr_lang.functions import EMITTED, FUNCTIONS, PREDICATES, REFUSED
 from pipelines.expressions.expr_lang.translate import translate
 from pipelines.types.duckdb import open_engine
@@ -106,6 +108,11 @@ EXAMPLES: dict[str, list[tuple[str, Any]]] = {
     "urlDecode": [("urlDecode('a+b%20c')", "a b c"), ("urlDecode(none)", "")],
     "waterfall": [("waterfall(none, '', i, 'x')", "-7"), ("waterfall([none, 'EUR'])", "EUR"), ("waterfall(ws)", "b")],
 }
+
+
+def test_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[4] / TARGET
+    assert page.read_text(encoding="utf-8") == render(), "run `python -m pipelines.expressions.expr_lang.docs`"
 
 
 def test_each_function_has_an_example() -> None:
