@@ -41,7 +41,7 @@ from pipelines.expressions.expr_lang.values import (
 )
 from pipelines.types.fields import SOURCE_TYPES
 
-MAX_SQL = 200_000
+MAX_SQL = 100_000
 """Limits the characters of a translation."""
 
 
@@ -54,10 +54,7 @@ def translate(text: str, fields: Mapping[str, str]) -> str:
     value = _Translator(fields).value(fold(parse(text)))
     if value.kind == "query":
         raise fault("a parsed query is no value of a record; take a parameter with an index, or its keys", 0)
-    sql = _result(value)
-    if len(sql) > MAX_SQL:
-        raise fault("the expression is too large", 0)
-    return sql
+    return _result(value)
 
 
 def _result(value: Value) -> str:
@@ -86,6 +83,12 @@ class _Translator:
         self._elements: list[tuple[Value, Value]] = []
 
     def value(self, node: Node) -> Value:
+        value = self._value(node)
+        if len(value.sql) > MAX_SQL:
+            raise fault("the expression is too large", node.at)
+        return value
+
+    def _value(self, node: Node) -> Value:
         match node:
             case Constant():
                 return literal(node.value)

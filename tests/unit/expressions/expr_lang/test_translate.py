@@ -65,6 +65,7 @@ def value_of(expression: str, record: dict[str, Any]) -> Any:
         ("o.a", {}, FAILS),
         ("o?.a", {}, None),
         ("o?.a.b", {}, None),
+        ("o?.a.b", {"o": {}}, None),
         ("xs[0]", {}, FAILS),
         ("customer.city == nil", {}, True),
     ],
@@ -216,6 +217,7 @@ def test_a_documented_difference_is_as_documented(expression: str, expected: Any
         ("b ? 1 : 'a'", "the results an integer and a string have no common type (character 3)"),
         ("i in 'abc'", "`in` takes an array on its right side, not a string (character 3)"),
         ("i in ['a']", "`in` compares a number with strings (character 3)"),
+        ("i in [true, s]", "`in` compares a number with other kinds only (character 3)"),
         ("1..1000000", "a range has at most 999999 elements (character 2)"),
         ("'a'..'b'", "`..` does not take a string (character 4)"),
         ("[1, 'a']", "the items of an array must be of one kind (character 1)"),
@@ -289,7 +291,7 @@ LONG = (
         "1 < " * 900 + "1",
         "let a = 1; " * 300 + "1",
     ),
-    "s[1:]" + "[1:]" * 900,
+    *("s[1:]" + "[1:]" * 900, "(" * 40 + "b" + " ?: b)" * 40, "(0 < " * 15 + "i" + " < 9 ? 1 : 2)" * 15),
 )
 
 
