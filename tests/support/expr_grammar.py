@@ -1,13 +1,15 @@
 """Random expressions of expr-lang over a fixed set of fields, and random records for them.
 
-Left out are the differences that docs/expr-lang.md names: integers beyond 53 bits, a string cut inside a character, an index of a string,
-parameters given several times, findLast as an operand (wrong in expr-lang 1.17.7), a bare JSON value as the result, a bare `split` of an empty text, text that is a number only for Go (hex,
-underscores, infinite), letters with special cases, a predicate that fails behind the element that decides `filter`, and years beyond four
-digits.
+Left out are the differences that docs/expr-lang.md names: integers beyond 53 bits, text cut inside a character or decoded to no UTF-8, an
+index of a string, parameters given several times, `toDate` of nil, years beyond four digits, a bare JSON value or `split` of an empty
+text as the result, numbers that only Go reads (in hex, with underscores, infinite), powers that Go rounds otherwise, `min` and `max` that
+start with a literal, an element that fails behind the one that decides `filter(...)[0]`, and `findLast` or `filter(...)[-1]` as a right
+operand, which expr-lang 1.17.7 gets wrong.
 """
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,191 +139,169 @@ def _record(draw: random.Random) -> dict[str, Any]:
     }
 
 
+LEAVES = {
+    "number": ("i", "j", "f", "g", "p.x", "1", "2.5", "10", "0", "0.5", "-3", "1_0", "0x1f", "1e2"),
+    "whole": ("1", "2", "7", "-4", "len(s)", "len(xs)", "int(j)", "0"),
+    "text": ("s", "t", "p.name", "q", "{literal}", "{literal}"),
+    "truth": ("b", "c", "true", "false", "b == true", "i > 2", "s != nil", "f == nil"),
+    "numbers": ("xs", "[1, 2, 3]", "[0.5, i]", "1..4", "[]", "[j]"),
+    "texts": ("ws", "['a', 'b']", "[s, t]", "split('a,b,,c', ',')", "keys(o)", "keys(parseQuery(q))"),
+}
+"""Expressions of each kind without a part: `whole` is an integer of Go, `numbers` and `texts` are arrays."""
+
+RULES = {
+    "number": (
+        "({number} «+~-» {number})",
+        "{number} «+~-» «1~2~0.5~j»",
+        "({number}) * «1~2~3~0.5»",
+        "({number} / «2~4~j~f~0~0.0»)",
+        "-({number})",
+        "«2~3~0.5~10~-2» «**~^» «2~0.5~3~0~-1»",
+        "({truth} ? {number} : {number})",
+        "(«i~f~g~nil~p.x» ?? {number})",
+        "«abs~ceil~floor~round~float»({number})",
+        "«min~max»(«i~j~f~g», {number})",
+        "toFloat({number})",
+        "toFloat({text})",
+        "float(«s~t~ws[0]»)",
+        "«sum~mean~median~max~min»({numbers})",
+        "(xs[«0~1~-1~j~len(xs) - 1»] + {number})",
+        "(xs | map(# + 1) | sum())",
+        "{number #}",
+    ),
+    "whole": (
+        "len(«{text}~xs~o~{numbers}~parseQuery(q)»)",
+        "int(«i~j~f~s~t~xs[0]~ws[0]»)",
+        "toInt(«i~j~s~t~b~at~nil»)",
+        "({whole} «+~-» {whole})",
+        "({whole} % «2~3~-5~len(s)~int(j)»)",
+        "«indexOf~lastIndexOf»({text}, «{literal}~t»)",
+        "parseISO8601(«at~s»)",
+        "«bitand~bitor~bitxor~bitnand»({whole}, {whole})",
+        "bitnot({whole})",
+        "count({numbers}, {number predicate})",
+        "findIndex({numbers}, {number predicate})",
+        "({truth} ? {whole} : {whole})",
+        "{index}",
+    ),
+    "text": (
+        "({text} + {text})",
+        "«upper~lower~trim~toString»(«{text}~{text}~{number}~{truth}~o.k~xs[0]»)",
+        "string(«{text}~{number}~{truth}~{whole}~ws[0]»)",
+        "«trimPrefix~trimSuffix»({text}, «{literal}~t»)",
+        "replace({text}, {literal}, {text})",
+        "repeat({text}, «0~1~3~-1~len(t)»)",
+        "join({texts}, {literal})",
+        "({truth} ? {text} : {text})",
+        "(«s~p.name~nil» ?? {text})",
+        "waterfall([{text}, «{text}~{number}», 'end'])",
+        "waterfall(«s~i~nil~b», {text})",
+        "toDate(«j ?? 5~parseISO8601(at)»)",
+        "getQueryParam(q, «'a'~'cid'~s»)",
+        "(parseQuery(q)[«'b'~'en'»] ?? 'none')",
+        "urlDecode(«s~q~t»)",
+        "extractPathType(«s~'/g/collect'»)",
+        "parseUserAgent(agent, «'device'~'browser'~'os'~'x'»)",
+        "toBase64({text})",
+        "fromBase64(«toBase64(s)~toBase64(t)~s + '!'»)",
+        "type(«s~i~b~xs~o~o.k~xs[0]~len(s)~nil~at»)",
+        "«ws~[s, t]~keys(o)~split(s, ',')»[«0~1~-1»] + ''",
+        "«'abcdef'~type(s)»[«1:3~:2~-2:~0:0~3:1~j:~:-1~2:99~:»]",
+        "string((o?.k ?? «'none'~1~true») == «'a'~1~2.5»)",
+        "{text #}",
+    ),
+    "truth": (
+        "({truth} «and~or~&&~||» {truth})",
+        "«not~!» ({truth})",
+        "{number} «<~>~<=~>=~==~!=» «{number}~{whole}»",
+        "{text} «<~>~<=~>=~==~!=» {text}",
+        "«s~i~b~xs~o.k~o~ws[0]~p.x» «==~!=» nil",
+        "{text} «~not »«contains~startsWith~endsWith» {text}",
+        "s «~not »matches «'^a'~'b+c'~'[0-9]+$'~'(?i)HE'~'l.o'~'é'»",
+        "{text} «~not »in «[{literal}, 'a']~ws»",
+        "{number} «~not »in «[1, 2.5, 10]~[1, nil, 7]~1..5~-3..100~xs~[i, f]»",
+        "«containsStr~hasPrefix~hasSuffix»({text}, {text})",
+        "«all~any~none~one»({numbers}, {number predicate})",
+        "«all~any~none~one»({texts}, {text predicate})",
+        "({truth} ? {truth} : {truth})",
+        "o«.k~?.m~['n n']~.k?.z» == «1~'a'~true~2.5~nil~s»",
+        "«hasAnyKey~hasKeyPrefix»(«o~parseQuery(q)», «['k']~['a', s]~ws»)",
+        "«s~'k'» in o",
+        "«i~f~1» < «j~2.5» < «g~10»",
+        "any([1, 2, 3], any([j, 2], # == «2~#~f»))",
+        "xs[0] «==~>~!=» {number}",
+    ),
+    "numbers": (
+        "map({numbers}, {number body})",
+        "filter(«xs~[1, 2, 3]~1..4», # «== 1~!= nil~!= 3»)",
+        "«xs~[1, 2, 3]~1..4»[«1:~:2~0:1~-2:~:-1~1:j~:»]",
+        "reverse({numbers})",
+        "take(«xs~[j]~1..4», «1~0~2~len(s)»)",
+        "sort([«i~f», «g~1», 2], 'desc')",
+        "uniq([1, 2, 1, j, 2])",
+        "concat([1, 2], [3])",
+    ),
+    "texts": (
+        "split({text} + 'x', {literal})",
+        "splitAfter({text}, {literal})",
+        "map(«ws~[s, t]», {text body})",
+        "filter(«ws~[s, t]~keys(o)», # != 'a')",
+        "sort(['b', 'a', 'é', 'B'])",
+        "reverse(«ws~[s, t]»)",
+    ),
+}
+"""Expressions of each kind: `«a~b»` is one of the alternatives, `{kind}` an expression of the kind, one level less deep."""
+
+TOP = (
+    *("{truth}", "{truth}", "{number}", "{number}", "{text}", "{text}", "{whole}", "{numbers}", "{texts}"),
+    *("let v = {number}; v + i", "if {truth} { {number} } else { {number} }", "{text} | «upper()~trim()~replace('a', 'o')»"),
+)
+_CHOICE = re.compile(r"«([^«»]*)»")
+_PART = re.compile(r"\{(\w+)(?: (#|predicate|body))?\}")
+_DEPTH = 4
+
+
 class Grammar:
-    """Draws expressions: each method gives the text of one whose value is of its kind, or nil, or whose evaluation fails."""
+    """Draws expressions by the rules."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
-        self._element: list[str] = []
+        self._elements: list[str] = []
 
     def expression(self) -> str:
         """Draw an expression of any kind that a record can hold."""
-        return self._pick(self.truth, self.truth, self.number, self.number, self.text, self.text, self.whole, self.result_list)(4)
+        return self._filled(self._draw.choice(TOP), _DEPTH)
 
-    def _pick(self, *options: Callable[..., str]) -> Callable[..., str]:
-        return self._draw.choice(options)
+    def _filled(self, rule: str, depth: int) -> str:
+        chosen = _CHOICE.sub(lambda found: self._draw.choice(found.group(1).split("~")), rule)
+        return _PART.sub(lambda found: self._part(found.group(1), found.group(2), depth), chosen)
 
-    def _one(self, *options: str) -> str:
-        return self._draw.choice(options)
+    def _of(self, kind: str, depth: int) -> str:
+        is_leaf = depth <= 0 or self._draw.random() < 0.2
+        return self._filled(self._draw.choice((LEAVES if is_leaf else RULES)[kind]), depth - 1)
 
-    def _literal_text(self) -> str:
-        value = self._draw.choice(_STRINGS)
-        return (
-            json.dumps(value, ensure_ascii=False)
-            if "\\" in value or "\n" in value or self._draw.random() < 0.7
-            else "'" + value.replace("'", "\\'") + "'"
-        )
-
-    def number(self, depth: int) -> str:
-        if depth <= 0 or self._draw.random() < 0.2:
-            return self._one("i", "j", "f", "g", "p.x", "1", "2.5", "10", "0", "0.5", "-3", "1_0", "0x1f", "1e2")
-        n, less = self.number, depth - 1
-        return self._pick(
-            lambda: f"({n(less)} {self._one('+', '-')} {n(less)})",
-            lambda: f"{n(less)} {self._one('+', '-')} {self._one('1', '2', '0.5', 'j')}",
-            lambda: f"({n(less)}) * {self._one('1', '2', '3', '0.5')}",
-            lambda: f"({n(less)} / {self._one('2', '4', 'j', 'f', '0', '0.0')})",
-            lambda: f"-({n(less)})",
-            lambda: f"{self._one('2', '3', '0.5', 'j', 'f')} {self._one('**', '^')} {self._one('2', '0.5', '3', '0')}",
-            lambda: f"({self.truth(less)} ? {n(less)} : {n(less)})",
-            lambda: f"({self._one('i', 'f', 'g', 'nil', 'p.x')} ?? {n(less)})",
-            lambda: f"{self._one('abs', 'ceil', 'floor', 'round', 'float')}({n(less)})",
-            lambda: f"{self._one('min', 'max')}({n(less)}, {n(less)})",
-            lambda: f"toFloat({self._pick(self.number, self.text)(less)})",
-            lambda: f"float({self._one('s', 't', 'ws[0]')})",
-            lambda: f"{self._one('sum', 'mean', 'median', 'max', 'min')}({self.number_list(less)})",
-            lambda: f"(xs[{self._one('0', '1', '-1', 'j', 'len(xs) - 1')}] + {n(less)})",
-            lambda: f"let v = {n(less)}; v + {n(0)}" if depth == 4 else n(less),
-            lambda: f"reduceless({n(less)})".replace("reduceless", "float"),
-            lambda: self._of_element("number") or n(less),
-        )()
-
-    def whole(self, depth: int) -> str:
-        """Draw an expression whose value is an integer of Go."""
-        if depth <= 0 or self._draw.random() < 0.2:
-            return self._one("1", "2", "7", "-4", "len(s)", "len(xs)", "int(j)", "0")
-        less = depth - 1
-        return self._pick(
-            lambda: f"len({self._pick(self.text, lambda d: 'xs', lambda d: 'o', self.number_list, lambda d: 'parseQuery(q)')(less)})",
-            lambda: f"int({self._one('i', 'j', 'f', 's', 't', 'xs[0]', 'ws[0]')})",
-            lambda: f"toInt({self._one('i', 'j', 's', 't', 'b', 'at', 'nil')})",
-            lambda: f"({self.whole(less)} {self._one('+', '-')} {self.whole(less)})",
-            lambda: f"({self.whole(less)} % {self._one('2', '3', '-5', 'len(s)', 'int(j)')})",
-            lambda: f"{self._one('indexOf', 'lastIndexOf')}({self.text(less)}, {self._one(self._literal_text(), 't')})",
-            lambda: f"parseISO8601({self._one('at', 's')})",
-            lambda: f"{self._one('bitand', 'bitor', 'bitxor', 'bitnand')}({self.whole(less)}, {self.whole(less)})",
-            lambda: f"bitnot({self.whole(less)})",
-            lambda: f"count({self.number_list(less)}, {self._predicate('number', less)})",
-            lambda: f"{self._one('findIndex')}({self.number_list(less)}, {self._predicate('number', less)})",
-            lambda: f"({self.truth(less)} ? {self.whole(less)} : {self.whole(less)})",
-            lambda: "#index" if self._element else "3",
-        )()
-
-    def text(self, depth: int) -> str:
-        if depth <= 0 or self._draw.random() < 0.2:
-            return self._one("s", "t", "p.name", "q", self._literal_text(), self._literal_text())
-        x, less = self.text, depth - 1
-        return self._pick(
-            lambda: f"({x(less)} + {x(less)})",
-            lambda: (
-                f"{self._one('upper', 'lower', 'trim', 'toString')}({self._pick(x, x, self.number, self.truth, lambda d: 'o.k', lambda d: 'xs[0]')(less)})"
-            ),
-            lambda: f"string({self._pick(x, self.number, self.truth, self.whole, lambda d: 'ws[0]')(less)})",
-            lambda: f"{self._one('trimPrefix', 'trimSuffix')}({x(less)}, {self._one(self._literal_text(), 't')})",
-            lambda: f"replace({x(less)}, {self._literal_text()}, {x(less)})",
-            lambda: f"repeat({x(less)}, {self._one('0', '1', '3', 'j % 1', '-1', 'len(t)').replace('j % 1', '2')})",
-            lambda: f"join({self.text_list(less)}, {self._literal_text()})",
-            lambda: f"({self.truth(less)} ? {x(less)} : {x(less)})",
-            lambda: f"({self._one('s', 'p.name', 'nil')} ?? {x(less)})",
-            lambda: f"waterfall([{x(less)}, {self._pick(x, self.number)(less)}, 'end'])",
-            lambda: f"waterfall({self._one('s', 'i', 'nil', 'b')}, {x(less)})",
-            lambda: f"toDate({self._one('j ?? 5', 'parseISO8601(at)')})",
-            lambda: f"getQueryParam(q, {self._one(chr(39) + 'a' + chr(39), chr(39) + 'cid' + chr(39), 's')})",
-            lambda: f"(parseQuery(q)[{self._one(chr(39) + 'b' + chr(39), chr(39) + 'en' + chr(39))}] ?? 'none')",
-            lambda: f"urlDecode({self._one('s', 'q', 't')})",
-            lambda: f"extractPathType({self._one('s', chr(39) + '/g/collect' + chr(39))})",
-            lambda: f"parseUserAgent(agent, {self._one(*(chr(39) + part + chr(39) for part in ('device', 'browser', 'os', 'x')))})",
-            lambda: f"toBase64({x(less)})",
-            lambda: f"fromBase64({self._one('toBase64(s)', 'toBase64(t)', 's + ' + chr(39) + '!' + chr(39))})",
-            lambda: f"type({self._one('s', 'i', 'b', 'xs', 'o', 'o.k', 'xs[0]', 'len(s)', 'nil', 'at')})",
-            lambda: f"{self.text_list(less)}[{self._one('0', '-1', '1')}] + ''",
-            lambda: self._of_element("text") or x(less),
-        )()
-
-    def truth(self, depth: int) -> str:
-        if depth <= 0 or self._draw.random() < 0.15:
-            return self._one("b", "c", "true", "false", "b == true", "i > 2", "s != nil", "f == nil")
-        less = depth - 1
-        return self._pick(
-            lambda: f"({self.truth(less)} {self._one('and', 'or', '&&', '||')} {self.truth(less)})",
-            lambda: f"{self._one('not', '!')} ({self.truth(less)})",
-            lambda: f"{self.number(less)} {self._one('<', '>', '<=', '>=', '==', '!=')} {self._pick(self.number, self.whole)(less)}",
-            lambda: f"{self.text(less)} {self._one('<', '>', '<=', '>=', '==', '!=')} {self.text(less)}",
-            lambda: f"{self._one('s', 'i', 'b', 'xs', 'o.k', 'o', 'ws[0]', 'p.x')} {self._one('==', '!=')} nil",
-            lambda: f"{self.text(less)} {self._one('', 'not ')}{self._one('contains', 'startsWith', 'endsWith')} {self.text(less)}",
-            lambda: (
-                f"s {self._one('', 'not ')}matches {self._one(*(chr(39) + p + chr(39) for p in ('^a', 'b+c', '[0-9]+$', '(?i)HE', 'l.o', 'é')))}"
-            ),
-            lambda: (
-                f"{self.text(less)} {self._one('', 'not ')}in {self._one('[' + self._literal_text() + ', ' + chr(39) + 'a' + chr(39) + ']', 'ws')}"
-            ),
-            lambda: (
-                f"{self.number(less)} {self._one('', 'not ')}in {self._one('[1, 2.5, 10]', '[1, nil, 7]', '1..5', '-3..100', 'xs', '[i, f]')}"
-            ),
-            lambda: f"{self._one('containsStr', 'hasPrefix', 'hasSuffix')}({self.text(less)}, {self.text(less)})",
-            lambda: f"{self._one('all', 'any', 'none', 'one')}({self.number_list(less)}, {self._predicate('number', less)})",
-            lambda: f"{self._one('all', 'any', 'none', 'one')}({self.text_list(less)}, {self._predicate('text', less)})",
-            lambda: f"({self.truth(less)} ? {self.truth(less)} : {self.truth(less)})",
-            lambda: (
-                f"o{self._one('.k', '?.m', '[' + chr(39) + 'n n' + chr(39) + ']', '.k?.z')} == {self._one('1', chr(39) + 'a' + chr(39), 'true', '2.5', 'nil', 's')}"
-            ),
-            lambda: (
-                f"{self._one('hasAnyKey', 'hasKeyPrefix')}({self._one('o', 'parseQuery(q)')}, {self._one('[' + chr(39) + 'k' + chr(39) + ']', '[' + chr(39) + 'a' + chr(39) + ', s]', 'ws')})"
-            ),
-            lambda: f"{self._one('s', chr(39) + 'k' + chr(39))} in o",
-            lambda: f"{self.number(0)} < {self.number(0)} < {self.number(0)}",
-            lambda: f"xs[0] {self._one('==', '>', '!=')} {self.number(less)}",
-        )()
-
-    def number_list(self, depth: int) -> str:
-        """Draw an array of numbers; one of a field may hold other elements."""
-        if depth <= 0 or self._draw.random() < 0.3:
-            return self._one("xs", "[1, 2, 3]", "[0.5, i]", "1..4", "[]", "[j]")
-        less = depth - 1
-        return self._pick(
-            lambda: f"map({self.number_list(less)}, {self._element_body('number', less)})",
-            lambda: f"filter({self.number_list(0)}, # {self._one('== 1', '!= nil', '!= 3')})",
-            lambda: f"{self.number_list(0)}[{self._one('1:', ':2', '0:1', '-2:', ':-1', '1:j', ':')}]",
-            lambda: f"reverse({self.number_list(less)})",
-            lambda: f"take({self.number_list(0)}, {self._one('1', '0', '2', 'len(s)')})",
-            lambda: f"sort([{self.number(0)}, {self.number(0)}, 2], 'desc')",
-            lambda: "uniq([1, 2, 1, j, 2])",
-            lambda: "concat([1, 2], [3])",
-        )()
-
-    def text_list(self, depth: int) -> str:
-        if depth <= 0 or self._draw.random() < 0.3:
-            return self._one("ws", "['a', 'b']", "[s, t]", "split('a,b,,c', ',')", "keys(o)", "keys(parseQuery(q))")
-        less = depth - 1
-        return self._pick(
-            lambda: f"split({self.text(less)} + 'x', {self._literal_text()})",
-            lambda: f"splitAfter({self.text(less)}, {self._literal_text()})",
-            lambda: f"map({self.text_list(0)}, {self._element_body('text', less)})",
-            lambda: f"filter({self.text_list(0)}, # != 'a')",
-            lambda: "sort(['b', 'a', 'é', 'B'])",
-            lambda: f"reverse({self.text_list(0)})",
-        )()
-
-    def result_list(self, depth: int) -> str:
-        return self._pick(self.number_list, self.text_list)(depth - 1)
-
-    def _of_element(self, kind: str) -> str:
-        """Draw `#` where it is of the kind."""
-        return "#" if self._element and self._element[-1] == kind else ""
-
-    def _element_body(self, kind: str, depth: int) -> str:
-        self._element.append(kind)
-        body = {"number": self.number, "text": self.text}[kind](min(depth, 2))
-        self._element.pop()
+    def _part(self, kind: str, role: str | None, depth: int) -> str:
+        if kind == "literal":
+            return self._literal()
+        if kind == "index":
+            return "#index" if self._elements else "3"
+        if role == "#":
+            return "#" if self._elements and self._elements[-1] == kind else self._of(kind, depth)
+        if role is None:
+            return self._of(kind, depth)
+        self._elements.append(kind)
+        body = self._of(kind, min(depth, 2)) if role == "body" else self._predicate(kind, min(depth, 2))
+        self._elements.pop()
         return body
 
     def _predicate(self, kind: str, depth: int) -> str:
-        self._element.append(kind)
-        limit = self._literal_text() if kind == "text" else self._one("1", "2.5", "j")
-        body = self._one(
-            f"# {self._one('<', '>', '==', '!=', '>=')} {limit}",
-            f"# != nil and # > {limit}",
-            f"{self.truth(min(depth, 2))} or # == {limit}",
-        )
-        self._element.pop()
-        return self._one(body, "{" + body + "}")
+        limit = self._literal() if kind == "text" else self._draw.choice(("1", "2.5", "j"))
+        comparison = self._draw.choice(("# «<~>~==~!=~>=» {limit}", "# != nil and # > {limit}", "{truth} or # == {limit}"))
+        body = self._filled(comparison.replace("{limit}", limit.replace("{", "")), depth)
+        return self._draw.choice((body, "{" + body + "}"))
+
+    def _literal(self) -> str:
+        value = self._draw.choice(_STRINGS)
+        if "\\" in value or "\n" in value or self._draw.random() < 0.7:
+            return json.dumps(value, ensure_ascii=False)
+        return "'" + value.replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""Constant folding, by the rules of optimizer/fold.go of expr 1.17.7.
+"""Constant folding and what else the optimizer of expr 1.17.7 does, where it shows (optimizer/*.go).
 
 It is part of the meaning: `x and true` is `x`, although x may be nil, and `x and false` is false without a look at x.
 """
@@ -6,9 +6,10 @@ It is part of the meaning: `x and true` is `x`, although x may be nil, and `x an
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from functools import reduce
+from typing import Any, TypeGuard
 
-from pipelines.expressions.expr_lang.nodes import Binary, Call, Constant, Node, Unary, fault
+from pipelines.expressions.expr_lang.nodes import Array, Binary, Call, Constant, Node, Pointer, Predicate, Unary, children, fault
 
 _INT64 = 2**64
 _HALF = 2**63
@@ -22,7 +23,7 @@ def fold(node: Node) -> Node:
         return _unary(node, node.operand)
     if isinstance(node, Binary):
         return _logic(node) if node.operator in ("and", "or") else _binary(node)
-    return _first_found(node)
+    return _shortened(node)
 
 
 def _folded(value: Any) -> Any:
@@ -52,7 +53,7 @@ def _logic(node: Binary) -> Node:
             return other
     if any(isinstance(side, Constant) and side.value is (not neutral) for side in sides):
         return Constant(node.at, not neutral)
-    return node
+    return _combined(node)
 
 
 def _wrapped(value: int) -> int:
@@ -107,13 +108,58 @@ def _computed(node: Binary, left: Any, right: Any) -> Node:
 _ENDS = {"first": "find", "last": "findLast"}
 
 
-def _first_found(node: Node) -> Node:
-    """Return `find` for the first of a filter, and `count` for its length: these look at fewer elements."""
+def _shortened(node: Node) -> Node:
+    """Return a call that looks at fewer elements: `find` for the first of a filter, `count` for its length, a chain of `+` for a sum."""
     if not isinstance(node, Call) or len(node.arguments) != 1:
         return node
     inner = node.arguments[0]
-    if not (isinstance(inner, Call) and inner.name == "filter" and len(inner.arguments) == 2):
+    if (
+        node.name == "sum"
+        and isinstance(inner, Array)
+        and 2 <= len(inner.items) <= _MAX_SUM
+        and not all(isinstance(item, Constant) for item in inner.items)
+    ):
+        return reduce(lambda total, item: Binary(node.at, "+", item, total), reversed(inner.items))
+    if node.name == "len" and _is_call(inner, "map") and not _has_index(inner.arguments[1]):
+        inner = inner.arguments[0] if _is_call(inner.arguments[0], "filter") else inner
+    if not _is_call(inner, "filter"):
         return node
     if node.name == "len":
         return Call(node.at, "count", inner.arguments)
     return Call(node.at, _ENDS[node.name], inner.arguments) if node.name in _ENDS else node
+
+
+_MAX_SUM = 20
+
+
+def _is_call(node: Node, name: str) -> TypeGuard[Call]:
+    return isinstance(node, Call) and node.name == name and len(node.arguments) == 2
+
+
+def _has_index(node: Node) -> bool:
+    return (isinstance(node, Pointer) and node.name == "index") or any(map(_has_index, children(node)))
+
+
+_COMBINED = {("all", "and"): "and", ("any", "or"): "or", ("none", "and"): "or"}
+"""Two predicates over the same array that become one, by the operator between them; `or` asks both about an element before the next."""
+
+
+def _combined(node: Binary) -> Node:
+    left, right = node.left, node.right
+    if not isinstance(left, Call) or not _is_call(left, left.name) or not _is_call(right, left.name):
+        return node
+    operator = _COMBINED.get((left.name, node.operator))
+    bodies = left.arguments[1], right.arguments[1]
+    if operator is None or not _same(left.arguments[0], right.arguments[0]) or not all(isinstance(body, Predicate) for body in bodies):
+        return node
+    one, two = (next(children(body)) for body in bodies)
+    return Call(left.at, left.name, (left.arguments[0], Predicate(node.at, Binary(node.at, operator, one, two))))
+
+
+def _same(left: object, right: object) -> bool:
+    """Compare two trees, wherever they stand."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if not isinstance(left, Node) or type(left) is not type(right):
+        return type(left) is type(right) and left == right
+    return all(_same(getattr(left, one.name), getattr(right, one.name)) for one in fields(left) if one.init and one.name != "at")

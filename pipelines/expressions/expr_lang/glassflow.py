@@ -203,8 +203,11 @@ def user_agent(names: Names, at: int, value: Value, part: Value) -> Value:
 
 def waterfall(names: Names, at: int, *values: Value) -> Value:
     """Translate `waterfall`: the first value that is neither nil nor the empty string, as text."""
-    if values[0].kind == "list":
-        return _waterfall_of_list(names, at, values[0])
+    return _waterfall_of_list(names, at, values[0]) if values[0].kind == "list" else first_filled(names, at, values)
+
+
+def first_filled(names: Names, at: int, values: Sequence[Value]) -> Value:
+    """Return the first of `values` that is neither nil nor the empty string, as text."""
     texts = [shown(names, value, "NULL", at) for value in values]
     # A list, unlike `coalesce`, evaluates all of them: one that fails makes the row fail.
     filled = f"list_filter([{', '.join(text.sql for text in texts)}], lambda _tf_e: coalesce(_tf_e, '') <> '')"

@@ -71,10 +71,11 @@ def contains_any(names: Names, needle: Value, items: Sequence[Value], at: int) -
 
     def found(one: Value, *others: Value) -> Value:
         tests = [test for item in others if (test := equality(names, one, item)) is not None]
+        if items and not tests:
+            raise fault(f"`in` compares {needle.name} with other kinds only", at)
         return truth(f"({' OR '.join(test.sql for test in tests)})" if tests else "FALSE", *tests)
 
-    bindable = [item if item.fails else replace(item, fails=False) for item in items]
-    return all_bound(names, (needle, *bindable), found)
+    return all_bound(names, (needle, *items), found)
 
 
 def _in_texts(names: Names, needle: Value, items: Sequence[Value], empty: bool, at: int) -> Value:

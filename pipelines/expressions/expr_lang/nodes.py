@@ -6,6 +6,8 @@ from typing import Literal
 
 MAX_DEPTH = 50
 """Limits how deep an expression nests: the translator recurs, and so does DuckDB."""
+MAX_SIZE = 5_000
+"""Limits the nodes of a tree, in which an operand that is evaluated twice, as in `a ?: b`, counts twice."""
 
 
 def fault(message: str, at: int) -> ValueError:
@@ -19,12 +21,17 @@ class Node:
 
     at: int
     depth: int = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        depth = 1 + max((child.depth for child in children(self)), default=0)
+        below = list(children(self))
+        depth, size = 1 + max((child.depth for child in below), default=0), 1 + sum(child.size for child in below)
+        if size > MAX_SIZE:
+            raise fault(f"the expression has more than {MAX_SIZE} parts", self.at)
         if depth > MAX_DEPTH:
             raise fault(f"the expression nests deeper than {MAX_DEPTH} levels; use `in` for a long list of values", self.at)
         object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "size", size)
 
 
 def children(node: Node) -> Iterator[Node]:
@@ -41,9 +48,6 @@ class Constant(Node):
     """A literal; None is nil."""
 
     value: bool | int | float | str | None
-
-    def same(self, other: "Constant") -> bool:
-        return type(self.value) is type(other.value) and self.value == other.value
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,9 @@ def extreme(name: str, names: Names, at: int, *values: Value) -> Value:
             return _number(name, names, at, rest[0], lambda one: read(rest[1:], (*done, one)))
         texts = [as_big(one) if exact else as_double(one) for one in done]
         if any(one.infinite for one in done):
-            return all_bound(names, [replace(one, sql=text, exact=False) for one, text in zip(done, texts, strict=True)], chosen)
+            return all_bound(
+                names, [replace(one, sql=text, exact=False, constant=None) for one, text in zip(done, texts, strict=True)], chosen
+            )
         function = "greatest" if name == "max" else "least"
         return Value(f"{function}({', '.join(texts)})", kind, exact=exact)
 

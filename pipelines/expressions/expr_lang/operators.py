@@ -53,10 +53,12 @@ def arithmetic(names: Names, operator: str, left: Value, right: Value, at: int) 
     if kind == "string":
         if operator != "+":
             raise _mismatch(operator, left, right, at)
-        return read_both(names, operator, left, right, kind, lambda one, two: Value(f"({one.sql} || {two.sql})", "string"))
+        static = left.static and right.static
+        return read_both(names, operator, left, right, kind, lambda one, two: Value(f"({one.sql} || {two.sql})", "string", static=static))
     if operator == "%" and (left.kind != "int" or right.kind != "int"):
         raise fault("`%` takes integers, and the numbers of a record are floats; use int()", at)
-    return read_both(names, operator, left, right, kind, lambda one, two: _calculated(names, operator, one, two))
+    result = read_both(names, operator, left, right, kind, lambda one, two: _calculated(names, operator, one, two))
+    return replace(result, static=result.kind == "int" and left.static and right.static)
 
 
 def read_both(names: Names, operator: str, left: Value, right: Value, kind: Kind, body: Callable[[Value, Value], Value]) -> Value:
@@ -118,11 +120,19 @@ def equality(names: Names, left: Value, right: Value) -> Value | None:
         return equality(names, right, left)
     if right.kind == "json":
         return _json_equality(names, left, right)
+    if left.static and right.static and left.kind == right.kind and (left.nullable or right.nullable):
+        one, two = (replace(side, static=False) for side in (left, right))
+        return read_both(names, "==", one, two, left.kind, lambda one, two: _known(equality(names, one, two)))
     if left.kind == right.kind and left.kind in ("bool", "string"):
         return truth(_same(left, right, left.sql, right.sql), left, right)
     if left.kind in NUMBERS and right.kind in NUMBERS:
         return _number_equality(names, left, right)
     return None
+
+
+def _known(test: Value | None) -> Value:
+    assert test is not None
+    return test
 
 
 def _same(left: Value, right: Value, left_sql: str, right_sql: str) -> str:
@@ -144,17 +154,29 @@ def _number_equality(names: Names, left: Value, right: Value) -> Value:
 
 
 def _json_equality(names: Names, left: Value, right: Value) -> Value | None:
+    if left.kind == "json":
+        return all_bound(names, (left, right), _json_equality_of_two)
     if left.kind not in ("bool", "string", *NUMBERS):
         return None
     kind: Kind = "float" if left.kind in NUMBERS else left.kind
 
     def compared(one: Value, json: Value) -> Value:
-        same = equality(names, replace(one, nullable=False), replace(json_as(json, kind), nullable=False))
-        assert same is not None
+        same = _known(equality(names, replace(one, nullable=False), replace(json_as(json, kind), nullable=False)))
         nil = f"WHEN {one.sql} IS NULL THEN {json.sql} IS NULL " if one.nullable else ""
         return truth(f"CASE {nil}WHEN {is_json(json, kind)} THEN {same.sql} ELSE FALSE END")
 
     return all_bound(names, (left, right), compared)
+
+
+def _json_equality_of_two(one: Value, two: Value) -> Value:
+    numbers = f"{is_json(one, 'float')} AND {is_json(two, 'float')}"
+    same = f"WHEN {numbers} THEN {json_as(one, 'float').sql} = {json_as(two, 'float').sql}"
+    same_kind = f"json_type({one.sql}) = json_type({two.sql})"
+    texts = f"WHEN {same_kind} THEN {json_as(one, 'string').sql} = {json_as(two, 'string').sql}"
+    test = truth(
+        f"CASE WHEN {one.sql} IS NULL OR {two.sql} IS NULL THEN {one.sql} IS NULL AND {two.sql} IS NULL {same} {texts} ELSE FALSE END"
+    )
+    return guarded(test, (f"{same_kind} AND json_type({one.sql}) IN ('ARRAY', 'OBJECT')", "==: arrays and objects are not compared"))
 
 
 def logic(names: Names, operator: str, left: Value, right: Value, at: int) -> Value:
@@ -284,5 +306,6 @@ def merged(left: Value, right: Value) -> Value:
         nullable=left.nullable or right.nullable,
         infinite=left.infinite or right.infinite,
         boxed=left.boxed and right.boxed,
+        static=all(side.static or side.kind == "nil" for side in (left, right)),
         constant=None,
     )

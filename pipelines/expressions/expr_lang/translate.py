@@ -41,7 +41,7 @@ from pipelines.expressions.expr_lang.values import (
 )
 from pipelines.types.fields import SOURCE_TYPES
 
-MAX_SQL = 200_000
+MAX_SQL = 100_000
 """Limits the characters of a translation."""
 
 
@@ -54,10 +54,7 @@ def translate(text: str, fields: Mapping[str, str]) -> str:
     value = _Translator(fields).value(fold(parse(text)))
     if value.kind == "query":
         raise fault("a parsed query is no value of a record; take a parameter with an index, or its keys", 0)
-    sql = _result(value)
-    if len(sql) > MAX_SQL:
-        raise fault("the expression is too large", 0)
-    return sql
+    return _result(value)
 
 
 def _result(value: Value) -> str:
@@ -86,6 +83,12 @@ class _Translator:
         self._elements: list[tuple[Value, Value]] = []
 
     def value(self, node: Node) -> Value:
+        value = self._value(node)
+        if len(value.sql) > MAX_SQL:
+            raise fault("the expression is too large", node.at)
+        return value
+
+    def _value(self, node: Node) -> Value:
         match node:
             case Constant():
                 return literal(node.value)
@@ -116,13 +119,13 @@ class _Translator:
     def _name(self, node: Name) -> Value:
         if node.name in self._variables:
             return self._variables[node.name]
-        if node.name == "$env":
-            raise fault("`$env` is not supported; name the field", node.at)
         if node.name not in self._fields:
             raise self._unknown_field(node.name, node.at)
         return self._field(node.name, node.at)
 
     def _unknown_field(self, name: str, at: int) -> ValueError:
+        if name.partition(".")[0] == "$env":
+            return fault("`$env` is not supported; name the field", at)
         inner = [field for field in self._fields if field.startswith(f"{name}.")]
         if inner:
             return fault(f"the field {name!r} is not declared, only {inner[0]!r} in it; declare it with type object", at)
@@ -285,10 +288,12 @@ class _Translator:
             raise self._unknown_function(node)
         arguments = node.arguments
         if node.name == "waterfall" and arguments and isinstance(arguments[0], Array) and arguments[0].items:
-            arguments = arguments[0].items
+            # The items of an array in brackets may be of several kinds here.
+            return glassflow.first_filled(self._names, node.at, [self.value(item) for item in arguments[0].items])
         if not function.least <= len(arguments) <= function.most:
             raise fault(f"{function.name} is written {function.usage}", node.at)
-        return function.build(self._names, node.at, *(self.value(one) for one in arguments))
+        result = function.build(self._names, node.at, *(self.value(one) for one in arguments))
+        return replace(result, static=function.is_typed and result.kind in ("int", "string"))
 
     def _unknown_function(self, node: Call) -> ValueError:
         if node.name in REFUSED:
@@ -318,7 +323,8 @@ class _Translator:
             if node.name == "sum":
                 inner = lists.mapped(self._names, array, predicate, node.at) if len(node.arguments) == 2 else array
                 return collections.total(self._names, node.at, inner)
-            return lists.tested(self._names, node.name, array, predicate, node.at)
+            result = lists.tested(self._names, node.name, array, predicate, node.at)
+            return replace(result, static=result.kind == "int")
 
         array = self.value(node.arguments[0])
         return lists.as_list(self._names, array, node.name, node.at, lambda one: bound(self._names, one, asked))

@@ -47,6 +47,8 @@ class Value:
     """A prototype of a list's elements; its SQL is empty."""
     boxed: bool = True
     """A list of Go's type []any, which some functions demand."""
+    static: bool = False
+    """expr-lang's own checker knows that it is an integer or a string; where it is nil all the same, `==` fails."""
     constant: bool | int | float | str | None = None
     """The value of a literal."""
 
@@ -77,11 +79,11 @@ def literal(value: bool | int | float | str | None) -> Value:
         case bool():
             return Value("TRUE" if value else "FALSE", "bool", constant=value)
         case int():
-            return Value(str(value), "int", exact=True, big=abs(value) >= 2**31, constant=value)
+            return Value(str(value), "int", exact=True, big=abs(value) >= 2**31, static=True, constant=value)
         case float():
             return Value(f"CAST('{value!r}' AS DOUBLE)", "float", constant=value)
         case str():
-            return Value(quoted(value), "string", constant=value)
+            return Value(quoted(value), "string", static=True, constant=value)
 
 
 def text_value(sql: str, *parts: Value, nullable: bool = False, fails: bool = False) -> Value:
@@ -227,9 +229,8 @@ def fixed_text(value: Value) -> str:
 
 
 def _not_finite(value: Value) -> str:
-    text = f"CAST({value.sql} AS VARCHAR)"
-    names = (("inf", "+Inf"), ("-inf", "-Inf"), ("nan", "NaN"))
-    return "".join(f"WHEN {text} = '{name}' THEN '{shown}' " for name, shown in names) if value.infinite else ""
+    infinite = f"CASE WHEN {value.sql} > 0 THEN '+Inf' ELSE '-Inf' END"
+    return f"WHEN isnan({value.sql}) THEN 'NaN' WHEN isinf({value.sql}) THEN {infinite} " if value.infinite else ""
 
 
 def shown_text(value: Value) -> str:
