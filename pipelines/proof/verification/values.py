@@ -223,7 +223,7 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
     if source == "blob":
         return _bytes(kind, text)
     if kind.name in INTEGER_BITS:
-        return _integer(kind.name, text)
+        return _integer_of_text(kind.name, text) if source == "string" else _integer(kind.name, text)
     if kind.name in ("Float32", "Float64"):
         return _float(source, kind.name, text)
     if kind.name == "Decimal":
@@ -259,6 +259,21 @@ def _integer(name: str, text: str) -> str:
     if bits in _DUCKDB_INTEGERS:
         return f"try_cast({text} AS {'U' * name.startswith('U')}{_DUCKDB_INTEGERS[bits]})"
     return f"CASE WHEN NOT starts_with({text}, '-') THEN encode({text}) END" if name.startswith("U") else f"encode({text})"
+
+
+def _integer_of_text(name: str, text: str) -> str:
+    """Return SQL of a decimal text as an integer of more than 64 bits, in its shortest form. DuckDB has none of 256 bits."""
+    bits, is_unsigned = INTEGER_BITS[name], name.startswith("U")
+    digits, is_negative = f"ltrim({text}, '-0')", f"starts_with({text}, '-')"
+
+    def is_within(limit: int) -> str:
+        return f"(length({digits}) < {len(str(limit))} OR length({digits}) = {len(str(limit))} AND {digits} <= '{limit}')"
+
+    greatest = 2**bits - 1 if is_unsigned else 2 ** (bits - 1) - 1
+    fits = f"CASE WHEN {digits} = '' THEN true WHEN {is_negative} THEN {'false' if is_unsigned else is_within(greatest + 1)} "
+    fits += f"ELSE {is_within(greatest)} END"
+    plain = f"CASE WHEN {digits} = '' THEN '0' WHEN {is_negative} THEN '-' || {digits} ELSE {digits} END"
+    return f"CASE WHEN regexp_full_match({text}, '-?[0-9]+') AND {fits} THEN encode({plain}) END"
 
 
 def _float(source: str, name: str, text: str) -> str:
