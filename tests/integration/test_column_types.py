@@ -14,8 +14,9 @@ from support.programs import program
 from pipelines.process.mapping.convert import integer_bounds
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
+from pipelines.proof.verification.plain_form import duckdb_type, plain_sql
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
-from pipelines.proof.verification.values import duckdb_type, is_compared, plain_sql
+from pipelines.proof.verification.values import is_compared
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
 from pipelines.sink.fit import keeps_values
 from pipelines.types.columns import arrow_type, parse_type, value_type

@@ -9,7 +9,8 @@ import duckdb
 import pytest
 
 from pipelines.connectors.sql import statement
-from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, plain_sql, reading, text_sql
+from pipelines.proof.verification.plain_form import duckdb_type, plain_sql, text_sql
+from pipelines.proof.verification.values import MACROS, is_sound, reading
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_database
 
