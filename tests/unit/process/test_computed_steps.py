@@ -230,11 +230,9 @@ def test_steps_end_records_where_the_reference_does(made: Program, events: list[
     stages = {letter["_tf_ordinal"]: letter["stage"] for letter in passed.dead_letters.to_pylist()}
     accepted = dict(zip(passed.rows.column("_tf_ordinal").to_pylist(), passed.rows.to_pylist(), strict=True))
     found = {n: stages.get(n, None if n in accepted else "dropped.filter") for n in range(len(values))}
-    rows = len(values)
-    columns = [range(1 << 20, (1 << 20) + rows), [0] * rows, range(rows), [0] * rows, values, [False] * rows, [False] * rows]
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(list(column), field.type) for column, field in zip(columns, FRAME_SCHEMA, strict=True)], schema=FRAME_SCHEMA
-    )
+    record = {"partition": 0, "arrival_us": 0, "is_oversize": False, "is_past": False}
+    rows = [{**record, "position": (1 << 20) + n, "offset": n, "value": value} for n, value in enumerate(values)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=FRAME_SCHEMA)
     with open_database(":memory:", {}) as engine:
         reference = Reference(engine, compared_columns(made))
         reference.load(iter([batch]), made)
