@@ -1,17 +1,18 @@
 """Rows as people read them: the values that ClickHouse takes in binary form, as ClickHouse shows them."""
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 from uuid import UUID
 
 from pipelines.process.steps.mapping import MapToTable
-from pipelines.types.columns import ColumnType, parse_type, tuple_fields
+from pipelines.types.columns import ColumnType, tuple_fields, value_type
 
 
 def readable_row(row: Mapping[str, Any], mapping: MapToTable) -> dict[str, Any]:
     """Return a row of the table with its values in readable form; position columns stay as they are."""
-    kinds = {column.name: parse_type(column.type) for column in mapping.columns}
+    kinds = {column.name: value_type(column.type) for column in mapping.columns}
     return {name: readable(value, kinds[name]) if name in kinds else value for name, value in row.items()}
 
 
@@ -28,12 +29,22 @@ def readable(value: Any, kind: ColumnType) -> Any:
     if kind.name == "Map":
         return {str(readable(key, kind.inner[0])): readable(item, kind.inner[1]) for key, item in value}
     if kind.name == "Tuple":
-        return {name: readable(value[name], inner) for name, inner in zip(tuple_fields(kind), kind.inner, strict=True)}
+        members = {name: readable(value[name], inner) for name, inner in zip(tuple_fields(kind), kind.inner, strict=True)}
+        return members if kind.fields else list(members.values())
+    if kind.name in ("Time", "Time64"):
+        return _time(Decimal(value))
     return value
 
 
 def _text(value: bytes) -> str:
     return value.rstrip(b"\0").decode(errors="backslashreplace")
+
+
+def _time(seconds: Decimal) -> str:
+    whole, rest = divmod(abs(seconds), 1)
+    minutes, second = divmod(int(whole), 60)
+    digits = str(rest)[1:] if rest.as_tuple().exponent else ""
+    return f"{'-' if seconds < 0 else ''}{minutes // 60:02}:{minutes % 60:02}:{second:02}{digits}"
 
 
 def _integer(is_signed: bool) -> Callable[[bytes], int]:

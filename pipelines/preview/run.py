@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.frames import frame_times
+from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.program import Program
 from pipelines.process.steps import Context, pass_through
 from pipelines.protocol.bodies import NOTHING
@@ -131,7 +131,7 @@ def _fields(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def _through_steps(program: Program, engine: Engine, raw: pa.Table, trace: _Trace) -> pa.Table:
-    widest = pc.max(pc.binary_length(raw.column("value"))).as_py() or 0
+    widest = widest_bytes(raw, program.parse.columns)
     rows = raw
     for step, _ in program.path:
         # Each field stays to be seen; the steps do not mind.

@@ -14,8 +14,9 @@ from support.programs import program
 from pipelines.process.mapping.convert import integer_bounds
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
+from pipelines.proof.verification.plain_form import duckdb_type, plain_sql
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
-from pipelines.proof.verification.values import duckdb_type, is_compared, plain_sql
+from pipelines.proof.verification.values import is_compared
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_COLUMNS
 from pipelines.sink.fit import keeps_values
 from pipelines.types.columns import arrow_type, parse_type, value_type
@@ -120,6 +121,14 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("Map(LowCardinality(String), Array(String))", "map", {"a": ["x"], "b": []}, "{'a':['x'],'b':[]}"),
     ("Map(UUID, UInt8)", "map", {UUID: 1}, f"{{'{UUID}':1}}"),
     ("Tuple(a String, b Tuple(c Int64, d Array(Int8)))", "object", {"b": {"d": [1], "c": 2}, "a": "x"}, "('x',(2,[1]))"),
+    *(
+        (f"{sign}Int{bits}", "string", str(bound), str(bound))
+        for sign in ("", "U") for bits in (128, 256) for bound in integer_bounds(f"{sign}Int{bits}")
+    ),
+    ("Int256", "string", "-0007", "-7"),
+    ("UInt128", "string", "-0", "0"),
+    ("Nullable(Int256)", "string", None, "NULL"),
+    ("Map(UInt256, Int8)", "object", {str(2**256 - 1): 1}, f"{{{2**256 - 1}:1}}"),
     ("Time", "string", "23:59:59.000", "23:59:59"),
     ("Time", "string", "-999:59:59", "-999:59:59"),
     *((f"Time64({digits})", "string", "-0:00:00" + ".000000005"[: digits + 1 if digits else 0], text) for digits, text in
@@ -162,6 +171,7 @@ DEFAULTS = [
     ("Int64", "int64", "7", "7"),
     ("Int128", "int64", "7", "7"),
     ("UInt256", "uint64", "7", "7"),
+    ("UInt256", "string", "7", "7"),
     ("Float64", "float64", "7", "7"),
     ("String", "string", "'d'", "d"),
     ("String", "bytes", "'d'", "d"),

@@ -505,3 +505,30 @@ def test_a_pipeline_that_never_ran_has_nothing_to_verify(case: PipelineCase) -> 
     found = case.invoke("verify", str(case.file))
     assert (found.exit_code, found.stdout) == (1, "")
     assert "was never started" in found.stderr
+
+
+def test_columns_of_every_shape_match(case: PipelineCase) -> None:
+    columns = {
+        "at": ("array", "Nullable(Point)"),
+        "area": ("array", "Polygon"),
+        "pair": ("array", "Tuple(Int8, Nullable(String))"),
+        "who": ("object", "Nullable(Tuple(id Int64, name String))"),
+        "opens": ("string", "Time"),
+        "spans": ("array", "Array(Time64(3))"),
+        "hash": ("string", "UInt256"),
+        "most": ("int", "SimpleAggregateFunction(max, Int64)"),
+    }
+
+    def change(document: dict[str, Any]) -> None:
+        document["sources"][0]["schema_fields"] = [{"name": name, "type": source} for name, (source, _) in columns.items()]
+        document["sink"]["mapping"] = [{"name": name, "column_name": name, "column_type": kind} for name, (_, kind) in columns.items()]
+
+    case.write_file(change)
+    case.create_topic(1)
+    shared = {"area": [[[0, 0], [1.5, 0]]], "opens": "-00:00:05", "spans": ["1:02:03.4"], "hash": str(2**256 - 1), "most": 7}
+    events = [{"at": [1, 2], "pair": [1, "x"], "who": {"id": 1, "name": "é"}, **shared}, {"at": None, "pair": [1, None], **shared}]
+    case.send([json.dumps(event).encode() for event in (*events, {"pair": [1], **shared})], 1)
+    case.warm_run()
+    assert [(one["code"], one["field"]) for one in case.dead_letters()] == [("invalid_value", "pair")]
+    answer = assert_match(case)
+    assert (answer["not_compared"], answer["counts"]["rows"], {*columns} - {one["column"] for one in answer["checksums"]}) == ([], 2, set())

@@ -35,6 +35,9 @@ class Fault(NamedTuple):
 
 Converted = tuple[pa.Array, list[Fault]]
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+_WIDEST_JSON_INTEGER = 64
+"""Bits of the widest integer of a record; wider ones travel as texts."""
+_MOST_DIGITS = len(str(2**256))
 _EXACT_SCALE = 22
 """Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -84,6 +87,27 @@ def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
     if signed:
         wide[:, 1:] = np.where(numbers < 0, -1, 0)[:, None]
     return _fixed(wide.astype("<i8").tobytes(), wire, column)
+
+
+def _wide_integer_from_string(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert decimal texts. Each distinct text is read once: Arrow has no integer of more than 64 bits."""
+    malformed = mismatch(column, r"^-?[0-9]+$")
+    low, high = integer_bounds(target.name)
+    coded = without(column, malformed).dictionary_encode()
+    wire = arrow_type(target)
+    numbers = [_short_integer(text) for text in coded.dictionary.to_pylist()]
+    fitting = [number if number is not None and low <= number <= high else None for number in numbers]
+    packed = [None if number is None else number.to_bytes(wire.byte_width, "little", signed=low < 0) for number in fitting]
+    result = pa.array(packed, wire).take(coded.indices)
+    beyond = to_mask(pc.is_null(result)) & to_mask(pc.is_valid(column)) & ~malformed
+    faults = _fault(malformed, "invalid_value", "the string is no integer")
+    return result, [*faults, *_fault(beyond, "out_of_range", f"the integer does not fit {target}")]
+
+
+def _short_integer(text: str) -> int | None:
+    """Return the integer of a decimal text; None if it has more digits than 256 bits hold: Python refuses very many."""
+    digits = text.lstrip("-0")
+    return (-1 if text.startswith("-") else 1) * int(digits or "0") if len(digits) <= _MOST_DIGITS else None
 
 
 def _integer_to_float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -258,6 +282,7 @@ _FROM_STRING: dict[str, _Conversion] = {
     "Time": _time,
     "Time64": _time,
     "Decimal": _string_to_decimal,
+    **{name: _wide_integer_from_string for name, bits in INTEGER_BITS.items() if bits > _WIDEST_JSON_INTEGER},
     "IPv4": _ipv4,
     "IPv6": _ipv6,
     "JSON": _json,

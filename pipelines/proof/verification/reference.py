@@ -18,8 +18,9 @@ from pipelines.connectors.sql import filled, statement
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import IDLE_RECORDS
+from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of
-from pipelines.proof.verification.values import MACROS, duckdb_type, is_compared, literal
+from pipelines.proof.verification.values import MACROS, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.types.columns import value_type
 

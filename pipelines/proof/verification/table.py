@@ -15,10 +15,11 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding, Kind
+from pipelines.proof.verification.plain_form import duckdb_type, plain_sql, text_sql
 from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, run_over
 from pipelines.proof.verification.result import Checksum
 from pipelines.proof.verification.steps import Column
-from pipelines.proof.verification.values import duckdb_type, literal, plain_sql, text_sql
+from pipelines.proof.verification.values import literal
 from pipelines.protocol.positions import NO_POSITIONS, ORDINAL_BITS, RawPositions, position_text
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type, quote_identifier

@@ -1,4 +1,4 @@
-"""The expected value of a column for a JSON value, as SQL for DuckDB; and the same column of ClickHouse, brought into the same form.
+"""The expected value of a column for a JSON value, as SQL for DuckDB.
 
 Independent of the stages: it implements docs/clickhouse.md and docs/pipeline-file.md over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
@@ -11,6 +11,7 @@ SQL is passed as text. Names of columns come from `columns.parse_type`, texts fr
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from pipelines.proof.verification.plain_form import DUCKDB_INTEGERS, LAST_DAYS, WIDEST_DECIMAL, duckdb_type
 from pipelines.types.columns import INTEGER_BITS, ColumnType
 
 MACROS = (
@@ -40,14 +41,10 @@ _KINDS = {
 Of fields that do not come from JSON (`record_columns`) `blob` is one of bytes, which are its text, and `timestamp` an instant.
 """
 _DECIMALS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
-_WIDEST_DECIMAL = 38
 _NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON")
 _UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_DAYS = {"Date": (0, 65_535), "Date32": (-25_567, 120_529)}
-"""1970-01-01 to 2149-06-06, 1900-01-01 to 2299-12-31."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,6 @@ def is_compared(kind: ColumnType) -> bool:
 
 def takes_null(kind: ColumnType, has_default: bool) -> bool:
     return kind.nullable or (has_default and kind.name not in _NO_DEFAULT_FOR_NULL)
-
-
-# The record's side.
 
 
 def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
@@ -223,7 +217,7 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
     if source == "blob":
         return _bytes(kind, text)
     if kind.name in INTEGER_BITS:
-        return _integer(kind.name, text)
+        return _integer_of_text(kind.name, text) if source == "string" else _integer(kind.name, text)
     if kind.name in ("Float32", "Float64"):
         return _float(source, kind.name, text)
     if kind.name == "Decimal":
@@ -232,8 +226,8 @@ def _scalar(source: str, kind: ColumnType, text: str) -> str:
         return _instant(source, kind, text)
     if kind.name in ("Time", "Time64"):
         return _time(kind, text)
-    if kind.name in _LAST_DAYS:
-        first, last = _LAST_DAYS[kind.name]
+    if kind.name in LAST_DAYS:
+        first, last = LAST_DAYS[kind.name]
         return f"CASE WHEN tf_day_number({text}) BETWEEN {first} AND {last} THEN tf_day_number({text})::INTEGER END"
     if kind.name in ("Enum8", "Enum16"):
         return f"CASE WHEN {text} IN ({', '.join(literal(member.name) for member in kind.members)}) THEN encode({text}) END"
@@ -256,9 +250,24 @@ def _bytes(kind: ColumnType, content: str) -> str:
 
 def _integer(name: str, text: str) -> str:
     bits = INTEGER_BITS[name]
-    if bits in _DUCKDB_INTEGERS:
-        return f"try_cast({text} AS {'U' * name.startswith('U')}{_DUCKDB_INTEGERS[bits]})"
+    if bits in DUCKDB_INTEGERS:
+        return f"try_cast({text} AS {'U' * name.startswith('U')}{DUCKDB_INTEGERS[bits]})"
     return f"CASE WHEN NOT starts_with({text}, '-') THEN encode({text}) END" if name.startswith("U") else f"encode({text})"
+
+
+def _integer_of_text(name: str, text: str) -> str:
+    """Return SQL of a decimal text as an integer of more than 64 bits, in its shortest form. DuckDB has none of 256 bits."""
+    bits, is_unsigned = INTEGER_BITS[name], name.startswith("U")
+    digits, is_negative = f"ltrim({text}, '-0')", f"starts_with({text}, '-')"
+
+    def is_within(limit: int) -> str:
+        return f"(length({digits}) < {len(str(limit))} OR length({digits}) = {len(str(limit))} AND {digits} <= '{limit}')"
+
+    greatest = 2**bits - 1 if is_unsigned else 2 ** (bits - 1) - 1
+    fits = f"CASE WHEN {digits} = '' THEN true WHEN {is_negative} THEN {'false' if is_unsigned else is_within(greatest + 1)} "
+    fits += f"ELSE {is_within(greatest)} END"
+    plain = f"CASE WHEN {digits} = '' THEN '0' WHEN {is_negative} THEN '-' || {digits} ELSE {digits} END"
+    return f"CASE WHEN regexp_full_match({text}, '-?[0-9]+') AND {fits} THEN encode({plain}) END"
 
 
 def _float(source: str, name: str, text: str) -> str:
@@ -274,7 +283,7 @@ def _decimal(source: str, kind: ColumnType, text: str) -> str:
     fits = f"regexp_full_match({digits}, '-?0*[0-9]{{0,{precision - scale}}}(\\.[0-9]{{0,{scale}}}0*)?')"
     is_number = f"regexp_full_match({digits}, '-?[0-9]+(\\.[0-9]+)?')"
     plain = f"encode(tf_plain_decimal({digits}))"
-    if precision <= _WIDEST_DECIMAL:
+    if precision <= WIDEST_DECIMAL:
         plain = f"try_cast(tf_plain_decimal({digits}) AS DECIMAL({precision}, {scale}))"
     return f"CASE WHEN {is_number} AND {fits} THEN {plain} END"
 
@@ -343,70 +352,3 @@ def _instant_bounds(name: str, digits: int) -> tuple[int, int]:
     elif digits > 6:
         last = datetime(2262, 4, 11, 23, 47, 15, tzinfo=UTC)
     return int(first.timestamp()) * 1_000_000, int(last.timestamp()) * 1_000_000 + 999_999
-
-
-# ClickHouse's side.
-
-
-def duckdb_type(kind: ColumnType) -> str:
-    if kind.name == "Array":
-        return f"{duckdb_type(kind.inner[0])}[]"
-    if kind.name in ("Map", "Tuple"):
-        struct = ", ".join(f'"{number}" {duckdb_type(inner)}' for number, inner in enumerate(kind.inner, 1))
-        return f"STRUCT({struct})" + "[]" * (kind.name == "Map")
-    if kind.name in INTEGER_BITS and INTEGER_BITS[kind.name] in _DUCKDB_INTEGERS:
-        return f"{'U' * kind.name.startswith('U')}{_DUCKDB_INTEGERS[INTEGER_BITS[kind.name]]}"
-    if kind.name == "Decimal" and kind.number(0) <= _WIDEST_DECIMAL:
-        return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
-    if kind.name == "Time64":
-        return f"DECIMAL(18, {kind.number(0)})"
-    types = {"Bool": "BOOLEAN", "Time": "INTEGER", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
-    return types.get(kind.name, "INTEGER" if kind.name in _LAST_DAYS else "BLOB")
-
-
-def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
-    """Return ClickHouse SQL of `value`, of type `kind`, in the plain form.
-
-    Texts must be sent as bytes (`output_format_arrow_string_as_string = 0`).
-    """
-    name = f"e{depth}"
-    if kind.name == "Array":
-        inner = plain_sql(kind.inner[0], name, depth + 1)
-        return value if inner == name else f"arrayMap({name} -> {inner}, {value})"
-    if kind.name == "Map":
-        key, entry = (plain_sql(inner, f"{side}{depth}", depth + 1) for side, inner in zip("kv", kind.inner, strict=True))
-        pairs = f"arrayMap((k{depth}, v{depth}) -> tuple({key}, {entry}), mapKeys({value}), mapValues({value}))"
-        return f"arraySort({name} -> {name}.1, {pairs})"
-    if kind.name == "Tuple":
-        members = (plain_sql(inner, f"tupleElement({value}, {number})", depth) for number, inner in enumerate(kind.inner, 1))
-        plain = f"tuple({', '.join(members)})"
-        return f"if({value} IS NULL, NULL, {plain})" if kind.nullable else plain
-    if kind.name == "DateTime64":
-        return f"reinterpret({value}, 'Int64')"
-    if kind.name == "DateTime":
-        return f"toInt64({value})"
-    if kind.name in _LAST_DAYS or kind.name == "Time":
-        return f"toInt32({value})"
-    if kind.name == "Time64":
-        return f"toDecimal64({value}, {kind.number(0)})"
-    if kind.name == "IPv6":
-        return f"hex({value})"
-    if kind.name == "FixedString":
-        return f"trim(TRAILING '\\0' FROM toString({value}))"
-    is_text = kind.name in ("UUID", "IPv4", "Enum8", "Enum16") or (kind.name == "Decimal" and kind.number(0) > _WIDEST_DECIMAL)
-    is_wide = kind.name in INTEGER_BITS and INTEGER_BITS[kind.name] not in _DUCKDB_INTEGERS
-    return f"toString({value})" if is_text or is_wide else value
-
-
-def text_sql(kind: ColumnType, value: str) -> str:
-    """Return DuckDB SQL of a value in the plain form as a readable text."""
-    plain = duckdb_type(kind)
-    if plain == "BLOB":
-        return f"coalesce(try(decode({value})), {value}::VARCHAR)"
-    if kind.name in _LAST_DAYS:
-        return f"(DATE '1970-01-01' + {value})::VARCHAR"
-    if kind.name in ("DateTime", "DateTime64"):
-        digits = kind.number(0) if kind.name == "DateTime64" else 0
-        micros = f"{value} * {10 ** (6 - digits)}" if digits <= 6 else f"{value} // {10 ** (digits - 6)}"
-        return f"(make_timestamp({micros})::VARCHAR || 'Z')"
-    return f"({value})::VARCHAR"

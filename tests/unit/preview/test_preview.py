@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipelines.preview.readable import readable
 from pipelines.preview.run import Preview, preview
 from pipelines.preview.table import declared_table
 from pipelines.process.program import compile_program
-from pipelines.types.columns import parse_type
+from pipelines.types.columns import parse_type, value_type
 
 FILE = """
 version: v3
@@ -103,6 +104,20 @@ def test_enums_and_addresses_are_shown_as_clickhouse_shows_them() -> None:
     assert readable([[1, None]], parse_type("Array(Array(Nullable(Enum8('x' = 1))))")) == [["x", None]]
     assert readable([("k", bytes(16))], parse_type("Map(String, UUID)")) == {"k": "00000000-0000-0000-0000-000000000000"}
     assert readable({"a": b"x\0"}, parse_type("Tuple(a FixedString(2))")) == {"a": "x"}
+    assert readable({"1": 1.5, "2": 2.0}, value_type("Point")) == [1.5, 2.0]
+    assert [readable(seconds, parse_type("Time")) for seconds in (-5, 3_599_999)] == ["-00:00:05", "999:59:59"]
+    assert readable(Decimal("-0.050"), parse_type("Time64(3)")) == "-00:00:00.050"
+
+
+def test_columns_beside_the_json_are_seen_too() -> None:
+    columns = "[{name: key, from: key}, {name: trace, from: headers, header: t}]"
+    text = file("  - {type: filter, config: {expression: trace = 'x'}}\n").replace(
+        "    schema_fields", f"    columns: {columns}\n    schema_fields"
+    )
+    given = [Given(b'{"id": 1, "user": "a"}', NOON, b"k", ((b"t", trace),)) for trace in (b"x", b"y", b"\xff")]
+    found = tried(text, *given)
+    assert outcomes(found) == [("mapping", "row"), ("filter", "dropped"), ("parse", "rejected")]
+    assert found.records[0].steps[0].fields == {"id": 1, "user": "a", "at": None, "key": "k", "trace": "x"}
 
 
 # -- the command --------------------------------------------------------------------------------------------------------------

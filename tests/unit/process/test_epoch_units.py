@@ -16,7 +16,8 @@ from pipelines.connectors.sql import statement
 from pipelines.process.dedup import TIME_COLUMN, with_times
 from pipelines.process.mapping.step import TargetColumn, map_columns
 from pipelines.process.parse.step import ParsedField, parse
-from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, reading
+from pipelines.proof.verification.plain_form import duckdb_type
+from pipelines.proof.verification.values import MACROS, is_sound, reading
 from pipelines.protocol.records import OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.columns import arrow_type, parse_type
 from pipelines.types.duckdb import open_engine

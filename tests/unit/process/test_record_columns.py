@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.programs import first_of, program
 
+from pipelines.process.computed import stored
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.mapping.step import MAX_ROW_BYTES
 from pipelines.process.parse.columns import widest_bytes
@@ -193,6 +194,11 @@ def test_a_foreign_column_of_a_stored_program_is_refused() -> None:
     stored["steps"][0]["columns"][0][1] = "kye"
     with pytest.raises(ValueError, match="literal_error"):
         Program.decode(stored)
+
+
+def test_an_expression_over_an_instant_is_asked_for_in_sql() -> None:
+    with pytest.raises(ValueError, match="'sent' is an instant, which expr-lang does not read; write the expression in SQL"):
+        stored('sent == "x"', {"sent": "timestamp"}, "expr", "bool")
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from support.programs import program
 
 from pipelines.process.arrivals import Arrived
+from pipelines.process.computed import stored
 from pipelines.process.program import Program, run
+from pipelines.process.steps import Step
+from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.dedup import Dedup
+from pipelines.process.steps.filter import Filter
 from pipelines.process.steps.parse import Parse
 from pipelines.proof.readers.frames import batch_of
 from pipelines.proof.verification.record_columns import parts_read
@@ -47,7 +51,7 @@ def engine() -> Iterator[duckdb.DuckDBPyConnection]:
         yield one
 
 
-def of(column: RecordColumn, kind: str, *between: Dedup) -> Program:
+def of(column: RecordColumn, kind: str, *between: Step) -> Program:
     plain = program([], [("it", "c", kind, False)], *between)
     return Program(plain.release, "orders", "orders", 8, (Parse((), (column,)), *plain.steps[1:]))
 
@@ -133,3 +137,33 @@ def test_windows_by_kafkas_time_are_those_of_the_record(engine: duckdb.DuckDBPyC
     arrival = datetime.fromtimestamp(ARRIVAL_US / 1e6, UTC)
     times = [arrival + timedelta(seconds=seconds) for seconds in (0, 3_599, 3_602)]
     assert [stage for stage, _ in computed(engine, made, arrived([None] * 3, [None] * 3, times))] == [None, None, "dedup"]
+
+
+@pytest.mark.parametrize(
+    ("column", "expression", "wanted"),
+    [
+        (KEY, "it || '!'", [b"a!", b"a!", None, "parse", "é!".encode(), b"\0!"]),
+        (KEY._replace(type="bytes"), "it", [b"a", b"a", None, b"\xff", "é".encode(), b"\0"]),
+        (KEY._replace(type="bytes"), "hex(it)", [b"61", b"61", None, b"FF", b"C3A9", b"00"]),
+        (ALL, "it ->> 'x'", [None, None, None, "parse", None, b"y"]),
+        (SENT, "CAST(it AS VARCHAR)", [b"2026-01-01 00:00:00+00"] * 6),
+        (RecordColumn("it", "offset", "", "int64"), "CAST(it + 1 AS VARCHAR)", [b"%d" % n for n in range(71, 77)]),
+    ],
+)
+def test_expressions_read_columns_as_those_of_the_stages_do(
+    engine: duckdb.DuckDBPyConnection, column: RecordColumn, expression: str, wanted: list[Any]
+) -> None:
+    made = of(column, "Nullable(String)", Compute((Output("it", stored(expression, {"it": column.type}, "sql", None)),)))
+    frame = arrived(HEADERS, KEYS)
+    assert [stage or value for stage, value in computed(engine, made, frame)] == wanted
+    rows = {row["_tf_ordinal"]: row["c"] for row in run(made, _ENGINE, [frame]).rows.to_pylist()}
+    texts = {ordinal: value.encode() if isinstance(value, str) else value for ordinal, value in rows.items()}
+    assert texts == {ordinal: value for ordinal, value in enumerate(wanted) if value != "parse"}
+
+
+def test_a_filter_reads_the_time_of_the_record(engine: duckdb.DuckDBPyConnection) -> None:
+    condition = stored("it >= TIMESTAMPTZ '2026-01-01 00:00:00.5+00'", {"it": "timestamp"}, "sql", "bool")
+    made, times = of(SENT, "DateTime64(6)", Filter(condition)), [FIRST_INSTANT + timedelta(milliseconds=ms) for ms in (499, 500)]
+    frame = arrived([None] * 2, [None] * 2, times)
+    assert [stage for stage, _ in computed(engine, made, frame)] == ["dropped.filter", None]
+    assert run(made, _ENGINE, [frame]).counts["dropped.filter"] == 1

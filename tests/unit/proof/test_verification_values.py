@@ -9,7 +9,8 @@ import duckdb
 import pytest
 
 from pipelines.connectors.sql import statement
-from pipelines.proof.verification.values import MACROS, duckdb_type, is_sound, plain_sql, reading, text_sql
+from pipelines.proof.verification.plain_form import duckdb_type, plain_sql, text_sql
+from pipelines.proof.verification.values import MACROS, is_sound, reading
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_database
 
@@ -62,6 +63,11 @@ def value_of(engine: duckdb.DuckDBPyConnection, source: str, column: str, text: 
         ("array", "String", '["1e400"]', b'["1e400"]'),
         ("string", "FixedString(2)", '"é"', "é".encode()),
         ("array", "Tuple(Int8, Nullable(Int8))", "[1, null]", {"1": 1, "2": None}),
+        *(("string", "Int128", f'"{text}"', REJECTED) for text in ("", "-", "1.0", "1e3", "+1", "٣", str(2**127), str(-(2**127) - 1))),
+        *(("string", "Int128", f'"{text}"', text.encode()) for text in (str(2**127 - 1), str(-(2**127)), "0")),
+        *(("string", "UInt256", f'"{text}"', REJECTED) for text in ("-1", str(2**256), "9" * 5000)),
+        ("string", "UInt256", f'"000{2**256 - 1}"', str(2**256 - 1).encode()),
+        ("string", "UInt256", '"-00"', b"0"),
         ("string", "Time", '"-0:00:05.00"', -5),
         *(("string", "Time", f'"{text}"', REJECTED) for text in ("24", "1:2:03", "00:60:00", "1000:00:00", "00:00:00.", "00:00:00.1", "")),
         ("string", "Time64(2)", '"999:59:59.9900"', Decimal("3599999.99")),
