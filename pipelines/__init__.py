@@ -4,7 +4,7 @@
     Kafka topic/partition
       | ingest/    offsets -> raw frames                     each offset in exactly one frame
     JetStream tf-<pipeline>-raw        raw.<source>.<partition>
-      | process/   parse, dedup, mapping                     rejected records -> dlq stream
+      | process/   parse, filter, compute, dedup, mapping    rejected records -> dlq stream
     JetStream tf-<pipeline>-out        out.<bucket>          a deterministic function of the raw log
       | sink/      frames -> chunks -> inserts               one token per chunk, by position
     ClickHouse table

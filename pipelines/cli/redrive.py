@@ -218,7 +218,12 @@ def _show_rehearsal(rehearsal: "Rehearsal") -> None:
             f"    {rehearsal.refused:,} of them were refused by ClickHouse: only an insert can tell whether it accepts them now",
             highlight=False,
         )
-    for count, what in ((rehearsal.duplicates, "would be dropped as duplicates"), (rehearsal.late, "would be rejected again as late")):
+    dropped = [(count, f"would be dropped by {step}") for step, count in rehearsal.dropped.items()]
+    for count, what in (
+        *dropped,
+        (rehearsal.duplicates, "would be dropped as duplicates"),
+        (rehearsal.late, "would be rejected again as late"),
+    ):
         if count:
             out.print(f"  {count:,} {what}", highlight=False)
     out.print(f"  {again:,} would be rejected again", highlight=False)

@@ -5,9 +5,10 @@ insert can show whether ClickHouse takes a row.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
@@ -26,6 +27,7 @@ from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
+from pipelines.protocol.outcomes import DROPPED
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame, joined
 from pipelines.protocol.redrive import records_of_dead_letters
 
@@ -34,8 +36,8 @@ from pipelines.protocol.redrive import records_of_dead_letters
 class Rehearsal:
     """The result of a dry run: `letters` were tried, `refused` of them had been refused by ClickHouse.
 
-    `passed` would reach the sink; `duplicates` would be dropped by dedup; `late` would be rejected there; `rejected` are the causes of the
-    dead letters that an earlier stage would reject again.
+    `passed` would reach the sink; `duplicates` would be dropped by dedup; `late` would be rejected there; `dropped` would be dropped by
+    another step, by its name; `rejected` are the causes of the dead letters that an earlier stage would reject again.
     """
 
     letters: int
@@ -44,6 +46,7 @@ class Rehearsal:
     duplicates: int
     late: int
     rejected: tuple[Group, ...]
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.Table]) -> Rehearsal:
@@ -57,13 +60,14 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
         return Rehearsal(0, 0, 0, 0, 0, ())
     stage = _stages_now(config)
     tried: list[pa.Table] = []
-    rows, rejected = [], []
+    rows, rejected, counts = [], [], Counter[str]()
     frames: list[Arrived] = []
     for step in steps(frames_of_dead_letters(itertools.chain([first], remaining), tried)):
         frames += step
         made = run(stage, state.connections.engine, step)
         rows.append(made.rows)
         rejected.append(made.dead_letters)
+        counts.update(made.counts)
     passed = joined(rows)
     accepted, duplicates, late = passed.num_rows, 0, 0
     if stage.dedup.key:
@@ -71,7 +75,8 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
-    return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes))
+    dropped = {name.removeprefix(DROPPED): count for name, count in sorted(counts.items()) if name.startswith(DROPPED) and count}
+    return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes), dropped)
 
 
 def _stages_now(config: PipelineConfig) -> Program:
