@@ -11,5 +11,5 @@
     runner/ is one running pipeline; maintenance/, dead_letters/ and proof/ work on it from outside; demo/ and cli/ are the command.
 
 protocol/ carries the guarantee: records (frames, positions), append (the position rule), ledger (the chain: plan, done), lease (one
-writer). The legs of ingest, process and sink are three Spark queries.
+writer). The legs of ingest, process and sink work in long-lived tasks of one Spark query.
 """
