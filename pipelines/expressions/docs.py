@@ -26,7 +26,8 @@ def _result_types() -> str:
 
 
 def _cast_types() -> str:
-    return "\n".join(["## Types of casts", "", ", ".join(f"`{name}`" for name in sorted(CAST_TYPES)), ""])
+    rows = [f"| {group} | {', '.join(f'`{name}`' for name in names)} |" for group, names in CAST_TYPES.items()]
+    return "\n".join(["## Types of casts", "", "| Group | Types |", "|---|---|", *rows, ""])
 
 
 def _group(name: str, rows: Iterable[Function]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -11,12 +12,14 @@ import pyarrow.compute as pc
 from pipelines.expressions.expression import Expression
 from pipelines.expressions.messages import messages
 from pipelines.expressions.result_types import NO_FIELDS, VALUE_ERRORS
-from pipelines.expressions.screening import raising_sql
+from pipelines.expressions.screening import screened_sql
 from pipelines.types.engine import Engine
-from pipelines.types.fields import SOURCE_TYPES
+from pipelines.types.fields import SOURCE_TYPES, SourceType
 from pipelines.types.vectors import Mask, to_mask, without
 
 EXPRESSION_ERROR, NOT_FINITE = "expression_error", "not_finite"
+_FLOAT_WORDS = "(?i)nan|inf"
+_STRING = r'"(?:[^"\\]|\\.)*"'
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,21 @@ def evaluate(engine: Engine, rows: pa.Table, expressions: Sequence[Expression]) 
 
     A row fails if DuckDB raises for that row alone, or if its value is a float that is not finite.
     """
+    if not expressions:
+        return Evaluated([], [])
     names = sorted({name for expression in expressions for name in expression.fields})
     table = _table(rows, names)
     try:
-        columns = engine.select(_select(*expressions), table)
+        columns = engine.select(_select(", ".join(expression.sql for expression in expressions)), table)
         failing = [np.zeros(len(rows), dtype=bool)] * len(expressions)
     except VALUE_ERRORS:
-        answers = [_screened(engine, _table(rows, expression.fields), expression) for expression in expressions]
+        answers = [_slowly(engine, _table(rows, expression.fields), expression) for expression in expressions]
         columns, failing = [answer[0] for answer in answers], [answer[1] for answer in answers]
     values, failed = [], []
     for index, (expression, column, bad) in enumerate(zip(expressions, columns, failing, strict=True)):
         wire = SOURCE_TYPES[expression.type].arrow
         value = column if column.type == wire else column.cast(wire)
-        infinite = to_mask(pc.invert(pc.is_finite(value))) if pa.types.is_floating(wire) else np.zeros(len(rows), dtype=bool)
+        infinite = _not_finite(value, SOURCE_TYPES[expression.type])
         values.append(without(value, infinite))
         for code, mask in ((EXPRESSION_ERROR, bad), (NOT_FINITE, infinite)):
             if mask.any():
@@ -66,29 +71,55 @@ def evaluate(engine: Engine, rows: pa.Table, expressions: Sequence[Expression]) 
     return Evaluated(values, failed)
 
 
-def _select(*expressions: Expression) -> str:
-    # The SQL of an expression is written from a checked tree.
-    return f"SELECT {', '.join(expression.sql for expression in expressions)} FROM _tf_values"  # noqa: S608
-
-
 def _table(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Return the columns `names`; for none of them a column that only counts the rows."""
-    return rows.select(list(names)) if names else pa.table({NO_FIELDS: pa.nulls(len(rows), pa.string())})
+    return rows.select(list(names)) if names else pa.table({NO_FIELDS: pa.nulls(len(rows), pa.bool_())})
+
+
+def _not_finite(values: pa.Array, kind: SourceType) -> Mask:
+    """Return the rows whose value is a float that is not finite, or JSON text that has one: DuckDB writes it as NaN or Infinity."""
+    if kind.is_float:
+        return to_mask(pc.invert(pc.is_finite(values)))
+    found = np.zeros(len(values), dtype=bool)
+    if kind.is_json_text:
+        found = to_mask(pc.match_substring_regex(values, _FLOAT_WORDS))
+        # The words may stand within a string.
+        outside = pc.replace_substring_regex(values.filter(pa.array(found)), _STRING, '""')
+        found[found] = to_mask(pc.match_substring_regex(outside, _FLOAT_WORDS))
+    return found
+
+
+def _slowly(engine: Engine, table: pa.Table, expression: Expression) -> tuple[pa.Array, Mask]:
+    """Return the values of one expression, null where it raises, and the rows where it does."""
+    try:
+        (values,) = engine.select(_select(expression.sql), table)
+    except VALUE_ERRORS:
+        return _screened(engine, table, expression)
+    return values, np.zeros(len(table), dtype=bool)
 
 
 def _screened(engine: Engine, table: pa.Table, expression: Expression) -> tuple[pa.Array, Mask]:
-    """Return the values of one expression, null where it raises, and the rows where it does."""
-    try:
-        (values,) = engine.select(_select(expression), table)
-    except VALUE_ERRORS:
+    """Screen all rows, and try the suspected ones; try all rows if the screening raises."""
+    items = screened_sql(expression.sql)
+    if items is None:
         return _tried(engine, table, expression)
-    return values, np.zeros(len(table), dtype=bool)
+    try:
+        values, suspected = engine.select(_select(items), table)
+    except (*VALUE_ERRORS, duckdb.BinderException):
+        # A guard may not fit the types of its operands.
+        return _tried(engine, table, expression)
+    failing = to_mask(suspected)
+    tried, failed = _tried(engine, table.filter(suspected), expression)
+    failing[failing] = failed
+    return pc.replace_with_mask(values, suspected, tried), failing
 
 
 def _tried(engine: Engine, table: pa.Table, expression: Expression) -> tuple[pa.Array, Mask]:
     """Evaluate row by row where DuckDB raises."""
-    if NO_FIELDS not in table.column_names:
-        table = table.append_column(NO_FIELDS, pa.array(["error"] * len(table), pa.string()))
-    sql = f"SELECT t IS NULL, t.v FROM (SELECT TRY(struct_pack(v := {raising_sql(expression.sql)})) AS t FROM _tf_values)"  # noqa: S608
-    failed, values = engine.select(sql, table)
+    failed, values = engine.select(_select("t IS NULL, t.v", f"({_select(f'{expression.tried} AS t')})"), table)
     return values, to_mask(failed)
+
+
+def _select(items: str, source: str = "_tf_values") -> str:
+    # The SQL of an expression is written from a checked tree.
+    return f"SELECT {items} FROM {source}"  # noqa: S608

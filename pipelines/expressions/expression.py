@@ -6,7 +6,6 @@ In: the text, and the fields that it may read, by name with their source types. 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Literal
 
 Language = Literal["sql", "expr"]
@@ -27,6 +26,15 @@ class Expression:
     sql: str
     fields: tuple[str, ...]
     type: str
+
+    @property
+    def tried(self) -> str:
+        """SQL of a struct whose only member `v` is the value; null where the expression raises."""
+        if not self.fields:
+            return f"struct_pack(v := {self.sql})"
+        # DuckDB 2.0 evaluates what an expression has twice before it evaluates TRY, but for what is within CASE.
+        name = self.fields[0].replace('"', '""')
+        return f"TRY(CASE WHEN concat(CAST(\"{name}\" AS VARCHAR), '.') <> '' THEN struct_pack(v := {self.sql}) END)"
 
 
 def check(text: str, fields: Mapping[str, str], language: Language | None = None, wanted: str | None = None) -> Expression:
@@ -60,8 +68,8 @@ def _check_sql(text: str, fields: Mapping[str, str], wanted: str | None) -> Expr
 
 
 def _check_expr(text: str, fields: Mapping[str, str], wanted: str | None) -> Expression:
+    from pipelines.expressions.expr_lang.translate import translate
     from pipelines.expressions.sql import check_sql
 
-    translate = import_module("pipelines.expressions.expr_lang.translate").translate
     checked = check_sql(translate(text, fields), fields, wanted, is_translated=True)
     return Expression(text, "expr", checked.sql, checked.fields, checked.type)

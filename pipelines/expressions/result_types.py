@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 import duckdb
 import pyarrow as pa
 
-from pipelines.expressions.tree import Node, children, render, walk
+from pipelines.expressions.tree import Node, children, is_constant, render
 from pipelines.types.fields import SOURCE_TYPES
 
 VALUE_ERRORS = (duckdb.DataError, duckdb.InvalidInputException)
 """What DuckDB raises for a value: conversion, range, invalid input, division. Not for memory, files, or a fault of its own."""
 _BIND_ERRORS = (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError)
 
-NO_FIELDS = "_tf_error"
-"""The column of a table that an expression reads no field of; its name is no field's, and its values are no BOOLEAN."""
+NO_FIELDS = "_tf_rows"
+"""The only column of a table that an expression reads no field of. Its name is no field's."""
 
 _TEXT = "CAST({} AS VARCHAR)"
 _JSON = "CAST(to_json({}) AS VARCHAR)"
@@ -42,6 +42,7 @@ RESULT_TYPES: dict[str, tuple[str, str]] = {
     "timestamp_ms": ("string", _TEXT),
     "timestamp_ns": ("string", _TEXT),
     "timestamp with time zone": ("string", _TEXT),
+    "timestamptz_ns": ("string", _TEXT),
     "uuid": ("string", _TEXT),
     "enum": ("string", _TEXT),
     "list": ("array", _JSON),
@@ -100,7 +101,7 @@ def _engine_type(source_type: str) -> str:
 
 def _empty(fields: Mapping[str, str]) -> pa.Table:
     columns = {name: pa.nulls(0, SOURCE_TYPES[kind].arrow) for name, kind in fields.items()}
-    return pa.table(columns or {NO_FIELDS: pa.nulls(0, pa.string())})
+    return pa.table(columns or {NO_FIELDS: pa.nulls(0, pa.bool_())})
 
 
 def _inferred(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[str, str]:
@@ -108,31 +109,31 @@ def _inferred(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[str, str
     try:
         (kind,) = connection.sql(f"SELECT {sql} AS v FROM _tf_fields").types  # noqa: S608
     except _BIND_ERRORS as error:
-        raise ValueError(first_sentence(error)) from None
+        raise ValueError(f"it cannot be evaluated: {first_sentence(error)}") from None
     return ("json", "JSON") if str(kind) == "JSON" else (kind.id, str(kind))
 
 
 def refuse_failing_constants(connection: duckdb.DuckDBPyConnection, node: Node) -> None:
     """Raise ValueError if a part of `node` that reads no field cannot be evaluated: it would fail for every row."""
-    for part in _constants(node):
+    for part in _constant_parts(node):
         sql = render(connection, part)
         try:
             connection.execute(f"SELECT {sql}").fetchall()
         except VALUE_ERRORS as error:
             raise ValueError(f"{sql} always fails: {first_sentence(error)}") from None
         except _BIND_ERRORS as error:
-            raise ValueError(first_sentence(error)) from None
+            raise ValueError(f"{sql} cannot be evaluated: {first_sentence(error)}") from None
 
 
-def _constants(node: Node) -> Iterator[Node]:
-    """Yield the largest parts of `node` that read no field and do not call `error`, but for constants themselves."""
+def _constant_parts(node: Node) -> Iterator[Node]:
+    """Yield the largest parts of `node` that read no field, but for constants themselves."""
     if node["class"] in ("CONSTANT", "COLUMN_REF"):
         return
-    if not any(part["class"] == "COLUMN_REF" or part.get("function_name") == "error" for part in walk(node)):
+    if is_constant(node):
         yield node
         return
     for child in children(node):
-        yield from _constants(child)
+        yield from _constant_parts(child)
 
 
 def first_sentence(error: Exception) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from pipelines.expressions.functions import FUNCTIONS, TRANSLATED
+from pipelines.expressions.functions import FUNCTIONS, MAX_SIZE, SIZES, TRANSLATED
 from pipelines.expressions.result_types import convert, refuse_failing_constants
 from pipelines.expressions.tree import CLASSES, START, Node, Syntax, children, function, map_children, parse, render
 from pipelines.types.duckdb import open_engine
@@ -16,17 +16,18 @@ MAX_CHARACTERS = 4_000
 MAX_DEPTH = 50
 MAX_NODES = 500
 MAX_TRANSLATED_CHARACTERS = 100_000
-MAX_TRANSLATED_DEPTH = 200
+MAX_TRANSLATED_DEPTH = 150
 MAX_TRANSLATED_NODES = 5_000
 
-CAST_TYPES = frozenset(
-    (
-        *("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
-        *("FLOAT", "DOUBLE", "DECIMAL", "VARCHAR", "BLOB", "JSON", "UUID", "DATE", "TIME", "INTERVAL"),
-        *("TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMPTZ", "LIST", "MAP", "STRUCT"),
-    )
-)
-"""The types that a cast may name."""
+CAST_TYPES: dict[str, tuple[str, ...]] = {
+    "whole numbers": ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
+    "other numbers": ("FLOAT", "DOUBLE", "DECIMAL"),
+    "text and others": ("VARCHAR", "BLOB", "BOOLEAN", "JSON", "UUID"),
+    "dates and times": ("DATE", "TIME", "INTERVAL", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMPTZ"),
+    "of other types": ("LIST", "MAP", "STRUCT"),
+}
+"""The types that a cast may name, in groups."""
+_CASTS = frozenset(name for names in CAST_TYPES.values() for name in names)
 _TYPE_NAMES = {"TIMESTAMP WITH TIME ZONE": "TIMESTAMPTZ", "DATETIME": "TIMESTAMP", "INT": "INTEGER", "TEXT": "VARCHAR", "STRING": "VARCHAR"}
 _OPERATORS = frozenset(
     (
@@ -59,7 +60,7 @@ def check_sql(text: str, fields: Mapping[str, str], wanted: str | None = None, i
     """Check a SQL expression over `fields`, their source types by name.
 
     `wanted`: the source type that the value must have; None: as inferred. `is_translated`: the text comes from our own translation of
-    expr-lang, which may call `error` and is longer than what it translates. Raises ValueError: one sentence.
+    expr-lang, which is longer than what it translates, and bounds the sizes of what it makes. Raises ValueError: one sentence.
     """
     _check_text(text, MAX_TRANSLATED_CHARACTERS if is_translated else MAX_CHARACTERS)
     with open_engine() as engine:
@@ -73,7 +74,12 @@ def check_sql(text: str, fields: Mapping[str, str], wanted: str | None = None, i
             raise ValueError(f"it is nested more than {checker.max_depth} deep; split it into several expressions") from None
         read = tuple(sorted(checker.read))
         refuse_failing_constants(connection, node)
-        sql, source_type = convert(connection, render(connection, node), {name: fields[name] for name in read}, wanted)
+        plain = render(connection, node)
+        # What is evaluated is what was checked, whatever DuckDB makes of the tree when it writes it as SQL.
+        _Checker(plain, fields, is_translated).checked(parse(connection, plain))
+        if node["class"] == "COLUMN_REF" and wanted in (None, fields[read[0]]):
+            return Checked(plain, read, fields[read[0]])
+        sql, source_type = convert(connection, plain, {name: fields[name] for name in read}, wanted)
     return Checked(sql, read, source_type)
 
 
@@ -90,7 +96,7 @@ def _check_text(text: str, most: int) -> None:
 def _place(text: str, byte: int | None) -> str:
     if byte is None or not 0 <= byte < len(text.encode()):
         return ""
-    return f" at character {len(text.encode()[:byte].decode(errors='ignore')) + 1}"
+    return f" (character {len(text.encode()[:byte].decode(errors='ignore')) + 1})"
 
 
 @dataclass
@@ -161,7 +167,7 @@ class _Checker:
 
     def _parameters(self, node: Node) -> frozenset[str]:
         lhs = node["lhs"]
-        references = [lhs] if lhs["class"] == "COLUMN_REF" else list(children(lhs)) if lhs["class"] == "FUNCTION" else []
+        references = [lhs] if lhs["class"] == "COLUMN_REF" else children(lhs) if lhs["class"] == "FUNCTION" else []
         names = [".".join(reference.get("column_names", [])) for reference in references]
         for name in names:
             if name.casefold() in {other.casefold() for other in self.fields}:
@@ -173,10 +179,17 @@ class _Checker:
         if node["qualified_name"]["path"] != [name] or node["schema"] or node["catalog"]:
             path = ".".join(node["qualified_name"]["path"])
             raise self.fault(node, f"{path} is called with a schema or as a method", f"write {name}(...)")
+        if name == "row":
+            raise self.fault(node, "it has several values", "write one expression, or a list: [a, b]")
         if name not in FUNCTIONS and not (self.is_translated and name in TRANSLATED):
-            raise self.fault(node, f"there is no function {name!r}", _did_you_mean(name, list(FUNCTIONS)) or "see docs/functions.md")
+            what = "operator" if node["is_operator"] else "function"
+            raise self.fault(node, f"there is no {what} {name!r}", _did_you_mean(name, list(FUNCTIONS)) or "see docs/functions.md")
         if node["filter"] is not None or node["order_bys"]["orders"] or node["distinct"] or node["export_state"]:
             raise self.fault(node, f"{name} is called as an aggregate", "an expression sees one row at a time")
+        if name in SIZES and not self.is_translated:
+            size = [argument["expression"].get("literal", {}).get("text", "") for argument in node["arguments"]][SIZES[name] :][:1]
+            if not size or not size[0].isdecimal() or int(size[0]) > MAX_SIZE:
+                raise self.fault(node, f"{name} needs a size that is a constant", f"write an integer of at most {MAX_SIZE}")
 
     def _type(self, node: Node, kind: Node) -> None:
         if kind["class"] == "CONSTANT":
@@ -184,7 +197,7 @@ class _Checker:
         if kind["class"] != "TYPE" or kind["catalog"] or kind["schema"]:
             raise self.fault(node, "the type of a cast is not plain", "see docs/functions.md for the types")
         name = kind["type_name"].upper()
-        if _TYPE_NAMES.get(name, name) not in CAST_TYPES:
+        if _TYPE_NAMES.get(name, name) not in _CASTS:
             raise self.fault(node, f"a cast to {kind['type_name']} is not allowed", "see docs/functions.md for the types")
         for child in kind["children"]:
             self._type(node, child)

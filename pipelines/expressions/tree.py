@@ -37,9 +37,11 @@ class Syntax(Exception):
 def parse(connection: duckdb.DuckDBPyConnection, text: str) -> Node:
     """Parse one scalar expression. Raise Syntax for anything else."""
     answer: Node = json.loads(_one(connection, "SELECT json_serialize_sql(?)", f"{START}{text}\n)"))
+    if answer["error"] and answer["error_message"].startswith("Max expression depth"):
+        raise Syntax("it is nested too deep; split it into several expressions")
     if answer["error"]:
         place = answer.get("position")
-        raise Syntax(answer["error_message"], None if place is None else int(place) - len(START))
+        raise Syntax(" ".join(answer["error_message"].split()), None if place is None else int(place) - len(START))
     statements = answer["statements"]
     select: Node = statements[0]["node"] if len(statements) == 1 else {}
     items = select.get("select_list", [])
@@ -69,21 +71,14 @@ def _one(connection: duckdb.DuckDBPyConnection, statement: str, text: str) -> st
     return str(answer)
 
 
-def children(node: Node) -> Iterator[Node]:
-    """Yield the nodes directly below `node`."""
+def children(node: Node) -> list[Node]:
+    """Return the nodes directly below `node`."""
+    found: list[Node] = []
     for key in _CHILDREN[node["class"]]:
-        yield from _nodes(node[key])
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _nodes(item)
-    elif isinstance(value, dict) and "class" in value:
-        yield value
-    elif isinstance(value, dict):
-        # A case check, or an argument of a function.
-        yield from _nodes(list(value.values()))
+        for item in node[key] if isinstance(node[key], list) else [node[key]]:
+            # An item without a class is a case check, or an argument of a function.
+            found += [item] if "class" in item else [part for part in item.values() if isinstance(part, dict)]
+    return found
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -93,22 +88,30 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
+def is_constant(node: Node) -> bool:
+    """Return True if `node` reads neither a field nor the parameter of a lambda."""
+    return not any(part["class"] == "COLUMN_REF" for part in walk(node))
+
+
 def map_children(node: Node, change: Callable[[Node], Node]) -> Node:
     """Return `node` with each node directly below it replaced by what `change` returns."""
-    return {**node, **{key: _changed(node[key], change) for key in _CHILDREN[node["class"]]}}
-
-
-def _changed(value: Any, change: Callable[[Node], Node]) -> Any:
-    if isinstance(value, list):
-        return [_changed(item, change) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return change(value) if "class" in value else {key: _changed(item, change) for key, item in value.items()}
-
-
-def column(name: str) -> Node:
-    """Return the reference of a column."""
-    return {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": "", "column_names": [name]}
+    # Loops, not comprehensions: these are frames of their own in Python 3.11, and a tree may be 150 levels deep.
+    made = dict(node)
+    for key in _CHILDREN[node["class"]]:
+        if isinstance(node[key], dict):
+            made[key] = change(node[key])
+            continue
+        made[key] = []
+        for item in node[key]:
+            if "class" in item:
+                made[key].append(change(item))
+                continue
+            parts = dict(item)
+            for name, part in item.items():
+                if isinstance(part, dict):
+                    parts[name] = change(part)
+            made[key].append(parts)
+    return made
 
 
 def function(name: str, *arguments: Node) -> Node:

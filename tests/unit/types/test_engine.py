@@ -27,6 +27,21 @@ def test_each_answer_is_about_the_column_that_was_given(engine: Engine) -> None:
     assert [engine.ask(LENGTH, column)[0].to_pylist() for column in columns] == [["a", None], [], ["b"], [b"\xff", b"c"], ["d"]]
 
 
+def test_each_select_reads_all_columns_of_its_rows(engine: Engine) -> None:
+    sql = 'SELECT a + "b.c", "b.c" FROM _tf_values'
+    tables = [pa.table({"a": [1, 2], "b.c": [10, 20]}), pa.table({"a": [3], "b.c": [0]}), pa.table({"a": [0.5], "b.c": [1]})]
+    found = [[column.to_pylist() for column in engine.select(sql, table)] for table in tables]
+    assert found == [[[11, 22], [10, 20]], [[3], [0]], [[1.5], [1]]]
+
+
+def test_a_select_is_prepared_once_per_schema(engine: Engine) -> None:
+    prepared = "SELECT count(*) FROM duckdb_prepared_statements()"
+    for rows in (1, 40, 40):
+        engine.select("SELECT a + 1 FROM _tf_values", pa.table({"a": list(range(rows))}))
+        engine.select("SELECT a + 1 FROM _tf_values", pa.table({"a": [0.5] * rows, "b": ["x"] * rows}))
+    assert engine.connection.execute(prepared).fetchall() == [(2,)]
+
+
 def test_a_question_about_another_type_is_another_statement(engine: Engine) -> None:
     kinds = [engine.ask("SELECT typeof(v) FROM _tf_values", column)[0].to_pylist() for column in (pa.array(["a"]), pa.array([1]))]
     assert kinds == [["VARCHAR"], ["BIGINT"]]
