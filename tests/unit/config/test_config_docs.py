@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+import yaml
+
 from pipelines.config import json_schema, notes, parse, unsupported
 from pipelines.config.docs import EXAMPLE, TARGET, render
+from pipelines.runner.preflight import check_types
 
 PAGE = Path(__file__).parents[3] / TARGET
 
@@ -33,3 +36,13 @@ def test_links_lead_to_headings() -> None:
         for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     }
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors
+
+
+def test_the_example_of_columns_is_a_sound_file() -> None:
+    part = next(block.split("```")[0] for block in PAGE.read_text(encoding="utf-8").split("```yaml\n")[1:] if "columns:" in block)
+    document, whole = yaml.safe_load(part), yaml.safe_load(EXAMPLE)
+    whole["sources"][0] |= document["sources"][0]
+    whole["sink"] |= document["sink"] | {"order_by": ["order_id"]}
+    config = parse(yaml.safe_dump(whole | {"transforms": document["transforms"]}), name="example", environment={})
+    assert unsupported(config) == []
+    check_types(config)
