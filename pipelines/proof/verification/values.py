@@ -105,7 +105,9 @@ def kind_and_text(source: str, value: str) -> tuple[str, str]:
 
 
 def is_finite(source: str, value: str) -> str:
-    """Return SQL of whether a computed value is a number that JSON has, or no number."""
+    """Return SQL of whether a computed value has no number that is not finite."""
+    if source in ("array", "object", "map"):
+        return f"coalesce(tf_is_finite_json({value}), true)"
     return f"coalesce(isfinite({value}), true)" if source in _FLOATS else "true"
 
 

@@ -198,9 +198,10 @@ VALUES = {
     "date": "CAST(city AS DATE)",
     "big": "id * 4611686018427387904",
     "list": "[id, 1]",
+    "ratios": "[1 / price, 2]",
 }
 PLAIN = {"double": "Float64", "label": "String", "number": "Int64", "ratio": "Float64", "is_large": "Bool", "sum": "Int64", "big": "Int64"}
-TYPES = {name: f"Nullable({kind})" for name, kind in {**PLAIN, "date": "Date"}.items()} | {"list": "String"}
+TYPES = {name: f"Nullable({kind})" for name, kind in {**PLAIN, "date": "Date"}.items()} | {"list": "String", "ratios": "String"}
 EVENTS = st.fixed_dictionaries(
     {},
     optional={
