@@ -91,6 +91,8 @@ def _cast(engine_type: str, natural: str, wanted: str) -> str | None:
         return _TEXT
     if wanted == "float64" and engine_type in ("float", "decimal"):
         return target
+    if wanted == "timestamp" and engine_type == "timestamp with time zone":
+        return "{}"
     return _TEXT if engine_type == "json" and wanted == "array" else None
 
 

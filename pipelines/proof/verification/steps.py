@@ -169,7 +169,7 @@ def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
 def _filter(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
     is_expr = step.condition.language == "expr"
     return {
-        "condition": f"({step.condition.expression.sql})",
+        "tried": step.condition.expression.tried,
         "or_is_nil": " OR tried.v IS NULL" if is_expr else "",
         "inputs": _inputs(step.fields_read(), fields),
     }
@@ -184,7 +184,7 @@ def _compute(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> 
     return made, {
         "is_failed": " OR ".join(failed),
         "kinds_and_texts": "".join(f", {kind} AS {field.kind}, {text} AS {field.text}" for field, (kind, text) in parts),
-        "tried": "".join(f", try(struct_pack(v := ({one.value.expression.sql}))) AS tried_{field.index}" for field, one in expressions),
+        "tried": "".join(f", {one.value.expression.tried} AS tried_{field.index}" for field, one in expressions),
         "inputs": _inputs(step.fields_read(), fields),
     }
 

@@ -19,6 +19,7 @@ FIELDS = {
     "ok": "bool",
     "price": "decimal",
     "Case": "string",
+    "seen": "timestamp",
 }
 
 
@@ -54,6 +55,8 @@ def test_the_fields_read_are_listed_by_their_names() -> None:
         ("n * 1.5", "decimal"),
         ("price", "decimal"),
         ("tags", "array"),
+        ("seen", "timestamp"),
+        ("date_trunc('day', seen)", "string"),
         ("concat(price)", "string"),
         ("CAST(n AS HUGEINT)", "decimal"),
         ("CAST(name AS DATE)", "string"),
@@ -86,6 +89,7 @@ def test_every_result_type_is_a_source_type() -> None:
         ("CAST(amount AS FLOAT)", "float64", "CAST(CAST(amount AS FLOAT) AS DOUBLE)"),
         ("NULL", "string", "CAST(NULL AS VARCHAR)"),
         ("{'a': n}", "map", "CAST(to_json(struct_pack(a := n)) AS VARCHAR)"),
+        ("date_trunc('day', seen)", "timestamp", "date_trunc('day', seen)"),
         ("tags -> 0", "array", "CAST(json_extract(tags, 0) AS VARCHAR)"),
     ],
 )

@@ -1,6 +1,7 @@
 """A batch of values: equal to what DuckDB gives for each row alone, with a failure and a message for each row that has none."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import duckdb
@@ -175,6 +176,17 @@ def test_few_rows_that_raise_are_tried_alone(engine: Engine, monkeypatch: pytest
     assert {len(failure.rows) for failure in result.failed} == {100}
 
 
+def test_instants_are_read_and_given(engine: Engine) -> None:
+    rows = pa.table({"seen": pa.array([90_000_000_000, None], pa.timestamp("us", tz="UTC"))})
+    fields = {"seen": "timestamp"}
+    texts = [("seen", None), ("date_trunc('day', seen)", "timestamp"), ("date_trunc('day', seen)", None)]
+    result = evaluate(engine, rows, [check(text, fields, "sql", wanted) for text, wanted in texts])
+    days = [datetime(1970, 1, 2, 1, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC), "1970-01-02 00:00:00+00"]
+    assert [value.to_pylist() for value in result.values] == [[day, None] for day in days]
+    (failure,) = evaluate(engine, rows, [check("CAST(concat(seen) AS INTEGER)", fields, "sql")]).failed[:1]
+    assert failure.messages[0] == "CAST(concat(seen) AS INTEGER) fails with seen = 1970-01-02 01:00:00+00:00"
+
+
 def test_no_rows_and_no_expressions_are_answered(engine: Engine) -> None:
     empty = evaluate(engine, table([]), checked("CAST(a AS INTEGER)", "1"))
     assert ([(value.type, len(value)) for value in empty.values], empty.failed) == ([(pa.int32(), 0), (pa.int32(), 0)], [])
@@ -197,8 +209,13 @@ def test_a_fault_of_the_engine_is_no_failure_of_rows() -> None:
 
 def test_no_memory_is_no_failure_of_rows() -> None:
     class Exhausted(Engine):
+        selects = 0
+
         def select(self, sql: str, rows: pa.Table) -> list[pa.Array]:
-            raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate")
+            self.selects += 1
+            if self.selects == 1:
+                raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate")
+            return super().select(sql, rows)
 
     with open_engine() as engine, pytest.raises(duckdb.OutOfMemoryException):
         evaluate(Exhausted(engine.connection), table(), checked("n"))

@@ -187,11 +187,18 @@ def test_the_definition_of_a_computed_key_is_part_of_the_shape() -> None:
 
 # -- against the reference ----------------------------------------------------------------------------------------------------
 
-CONDITIONS = ("ok", "price > 1", "city = 'a' OR price < 0", "CAST(city AS INTEGER) > 3", "id % 3 = 1", "id IS NULL OR id + 1 > 3")
+CONDITIONS = (
+    "ok",
+    "price > 1",
+    "city = 'a' OR price < 0",
+    "CAST(city AS INTEGER) + CAST(city AS INTEGER) > 6",
+    "id % 3 = 1",
+    "id IS NULL OR id + 1 > 3",
+)
 VALUES = {
     "double": "price * 2",
     "label": "city || '-' || id",
-    "number": "CAST(city AS BIGINT)",
+    "number": "CAST(city AS BIGINT) * CAST(city AS BIGINT)",
     "ratio": "1 / price",
     "is_large": "id > 2",
     "sum": "id + CAST(city AS INTEGER)",
