@@ -1,10 +1,10 @@
 """Random expressions of expr-lang over a fixed set of fields, and random records for them.
 
-Left out are the differences that docs/expr-lang.md names: integers beyond 53 bits, text cut inside a character or decoded to no UTF-8, an
-index of a string, parameters given several times, `toDate` of nil, years beyond four digits, a bare JSON value or `split` of an empty
-text as the result, numbers that only Go reads (in hex, with underscores, infinite), powers that Go rounds otherwise, `min` and `max` that
-start with a literal, an element that fails behind the one that decides `filter(...)[0]`, and `findLast` or `filter(...)[-1]` as a right
-operand, which expr-lang 1.17.7 gets wrong.
+Left out are the differences that docs/expr-lang.md names: integers beyond 53 bits, text cut inside a character or decoded to no UTF-8,
+an index of a string, parameters given several times, `toDate` of nil, years beyond four digits, a bare JSON value or `split` of an
+empty text as the result, numbers that only Go reads (in hex, with underscores, infinite), powers that Go rounds otherwise, `-0`, `min`
+and `max` that start with a literal, an element that fails behind the one that decides `filter(...)[0]`, and `findLast` or
+`filter(...)[-1]` as a right operand, which expr-lang 1.17.7 gets wrong.
 """
 
 import json
@@ -155,7 +155,7 @@ RULES = {
         "{number} «+~-» «1~2~0.5~j»",
         "({number}) * «1~2~3~0.5»",
         "({number} / «2~4~j~f~0~0.0»)",
-        "-({number})",
+        "(-({number}) + 0)",
         "«2~3~0.5~10~-2» «**~^» «2~0.5~3~0~-1»",
         "({truth} ? {number} : {number})",
         "(«i~f~g~nil~p.x» ?? {number})",

@@ -20,6 +20,7 @@ from pipelines.expressions.expr_lang.values import (
     guarded,
     is_json,
     json_as,
+    nil_faults,
     read_as,
     truth,
 )
@@ -38,10 +39,7 @@ def _readable(value: Value, kind: Kind) -> bool:
 
 def _common_kind(operator: str, left: Value, right: Value, at: int) -> Kind:
     """Return whether two operands are numbers or strings: "float" or "string"."""
-    if left.kind == right.kind == "json":
-        raise fault(f"`{operator}` between two JSON values of unknown kind is not supported; use float() or string() around them", at)
-    kinds: tuple[Kind, ...] = ("float", "string")
-    for kind in kinds:
+    for kind in _COMPARABLE:
         if _readable(left, kind) and _readable(right, kind):
             return kind
     raise _mismatch(operator, left, right, at)
@@ -49,6 +47,10 @@ def _common_kind(operator: str, left: Value, right: Value, at: int) -> Kind:
 
 def arithmetic(names: Names, operator: str, left: Value, right: Value, at: int) -> Value:
     """Translate `+ - * / % **`."""
+    if operator == "+" and left.kind == right.kind == "json":
+        return all_bound(
+            names, (left, right), lambda one, two: _of_two_json(operator, one, two, lambda made: f"CAST(to_json({made}) AS VARCHAR)")
+        )
     kind = _common_kind(operator, left, right, at)
     if kind == "string":
         if operator != "+":
@@ -59,6 +61,21 @@ def arithmetic(names: Names, operator: str, left: Value, right: Value, at: int) 
         raise fault("`%` takes integers, and the numbers of a record are floats; use int()", at)
     result = read_both(names, operator, left, right, kind, lambda one, two: _calculated(names, operator, one, two))
     return replace(result, static=result.kind == "int" and left.static and right.static)
+
+
+def _of_two_json(operator: str, one: Value, two: Value, written: Callable[[str], str]) -> Value:
+    """Return what an operator makes of two JSON values, which are simple: two numbers or two strings."""
+    numbers, texts = (f"{is_json(one, kind)} AND {is_json(two, kind)}" for kind in _COMPARABLE)
+    of_numbers, of_texts = (f"{json_as(one, kind).sql} {_written(operator, kind)} {json_as(two, kind).sql}" for kind in _COMPARABLE)
+    made = Value(f"CASE WHEN {numbers} THEN {written(of_numbers)} ELSE {written(of_texts)} END", "json")
+    return guarded(made, *nil_faults(operator, one, two), (f"NOT ({numbers} OR {texts})", f"{operator}: neither numbers nor strings"))
+
+
+_COMPARABLE: tuple[Kind, ...] = ("float", "string")
+
+
+def _written(operator: str, kind: Kind) -> str:
+    return "||" if (operator, kind) == ("+", "string") else operator
 
 
 def read_both(names: Names, operator: str, left: Value, right: Value, kind: Kind, body: Callable[[Value, Value], Value]) -> Value:
@@ -98,6 +115,8 @@ def negative(names: Names, operand: Value, at: int) -> Value:
 
 def comparison(names: Names, operator: str, left: Value, right: Value, at: int) -> Value:
     """Translate `< > <= >=`."""
+    if left.kind == right.kind == "json":
+        return all_bound(names, (left, right), lambda one, two: replace(_of_two_json(operator, one, two, str), kind="bool"))
     kind = _common_kind(operator, left, right, at)
 
     def compared(one: Value, two: Value) -> Value:
