@@ -14,7 +14,7 @@ PYTHON ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-TEST_PATHS = $(wildcard tests/integration tests/spark tests/unit)
+TEST_PATHS = $(wildcard tests/integration tests/spark tests/differential tests/unit)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 # The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
 CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/crash

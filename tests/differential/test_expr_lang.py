@@ -29,8 +29,11 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     go = shutil.which("go")
     if go is None:
         pytest.skip("go is not installed")
-    program = tmp_path_factory.mktemp("go") / "exprjudge"
-    subprocess.run([go, "build", "-o", program, "."], cwd=Path(__file__).parent / "expr", check=True, timeout=300)
+    sources, program = Path(__file__).parent / "expr", tmp_path_factory.mktemp("go") / "exprjudge"
+    fetched = subprocess.run([go, "mod", "download"], cwd=sources, capture_output=True, text=True, timeout=300)
+    if fetched.returncode:
+        pytest.skip(f"the modules of the oracle cannot be had: {fetched.stderr.strip()[-200:]}")
+    subprocess.run([go, "build", "-o", program, "."], cwd=sources, check=True, timeout=300)
     return program
 
 
