@@ -3,9 +3,12 @@
 What is evaluated is written from the checked tree; the text itself never becomes part of a statement.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+
+import duckdb
 
 from pipelines.expressions.functions import FUNCTIONS, MAX_SIZE, SIZES, TRANSLATED
 from pipelines.expressions.result_types import convert, refuse_failing_constants
@@ -69,7 +72,7 @@ def check_sql(text: str, fields: Mapping[str, str], wanted: str | None = None, i
         try:
             node = checker.checked(parse(connection, text))
         except Syntax as error:
-            raise ValueError(f"{error}{_place(text, error.byte)}") from None
+            raise ValueError(f"{error}{_place(text, error.byte)}{_quoting(connection, text, fields)}") from None
         except RecursionError:
             raise ValueError(f"it is nested more than {checker.max_depth} deep; split it into several expressions") from None
         read = tuple(sorted(checker.read))
@@ -97,6 +100,18 @@ def _place(text: str, byte: int | None) -> str:
     if byte is None or not 0 <= byte < len(text.encode()):
         return ""
     return f" (character {len(text.encode()[:byte].decode(errors='ignore')) + 1})"
+
+
+def _quoting(connection: duckdb.DuckDBPyConnection, text: str, fields: Mapping[str, str]) -> str:
+    """Return how to write the fields of `text` that are words of SQL; empty if there is none."""
+    words = connection.execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')")
+    reserved = {word for (word,) in words.fetchall()}
+    named = [name for name in fields if name.casefold() in reserved and re.search(rf'(?<![\w"]){re.escape(name)}(?![\w"])', text)]
+    return f"; a field whose name is a word of SQL is quoted: {', '.join(map(_quoted, named))}" if named else ""
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 @dataclass

@@ -184,3 +184,12 @@ def test_what_is_written_from_the_tree_is_sound_again(text: str) -> None:
     fields = {"a": "int64", "b": "int64", "c": "int64"}
     once = check(text, fields, "sql").sql
     assert check(once, fields, "sql").sql == once
+
+
+def test_a_field_named_as_a_word_of_sql_is_to_be_quoted() -> None:
+    fields = {"at": "int", "order": "string", "user": "string"}
+    with pytest.raises(ValueError, match=r"^syntax error .*; a field whose name is a word of SQL is quoted: \"at\", \"order\"$"):
+        check("at > 1 AND order = user", fields, "sql")
+    assert check('"at" > 1 AND "order" = user', fields).fields == ("at", "order", "user")
+    with pytest.raises(ValueError, match=r"^syntax error at [^;]*$"):
+        check('"at" > ', fields, "sql")
