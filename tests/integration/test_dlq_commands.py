@@ -48,7 +48,7 @@ def test_groups_account_for_every_letter_and_say_what_to_do(filled: PipelineCase
     assert all(group["remedy"] for group in found)
     shown = filled.invoke("dlq", "groups", str(filled.file))
     assert "2 dead letters  parse: wrong_type of id" in shown.stdout
-    assert "likely fix: correct the type in `schema_fields`, or the producer" in shown.stdout
+    assert "likely fix: correct the type in `schema_fields` or `columns`, or the producer" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "5 dead letters in 4 groups"
 
 
@@ -98,7 +98,7 @@ def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -
         refused = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--stage", "parse")
         assert (refused.exit_code, "use one or the other" in unboxed(refused.stderr)) == (2, True), refused.output
     refused = filled.invoke("dlq", "list", str(filled.file), "--stage", "nosuch")
-    assert (refused.exit_code, "parse, dedup, transform, sink" in unboxed(refused.stderr)) == (2, True), refused.output
+    assert (refused.exit_code, "parse, compute, dedup, filter, transform, sink" in unboxed(refused.stderr)) == (2, True), refused.output
     assert dlq(filled, "list")["selected"] == 5
 
 
