@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from pipelines.cli.app import app
 from pipelines.preview.cases import is_equal
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 FILE = """
 version: v3
 pipeline_id: clicks
@@ -111,6 +112,15 @@ def test_missing_cases_are_told(tmp_path: Path) -> None:
     assert shown.exit_code == 2
     assert "clicks.tests.yaml" in shown.stderr
     assert "No such file" in shown.stderr
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*/*.tests.yaml")), ids=lambda file: file.parent.name)
+def test_the_cases_of_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    pipeline = file.with_name(file.name.replace(".tests.yaml", ".yaml"))
+    shown = CliRunner().invoke(app, ["test", str(pipeline)])
+    assert shown.exit_code == 0, shown.output
 
 
 @pytest.mark.parametrize(
