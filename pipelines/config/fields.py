@@ -51,7 +51,18 @@ def of_source(config: Any, source: Any) -> tuple[list[Passed], Types]:
     """Return the transforms of one source in the order in which they run, and the fields after them."""
     only = len(config.sources) == 1
     own = [entry for entry in in_order(config) if entry[1].source_id == source.source_id or (only and entry[1].source_id is None)]
-    return _through(own, source.fields)
+    return _through(own, _types_of(source))
+
+
+def _types_of(source: Any) -> Types:
+    """Return the fields of a source; UNKNOWN is the type of one whose type is faulty."""
+    types = {}
+    for field in (*source.schema_fields, *source.columns):
+        try:
+            types[field.name] = field.type
+        except Unjudged:
+            types[field.name] = UNKNOWN
+    return types
 
 
 def after_join(config: Any) -> tuple[list[Passed], Types]:

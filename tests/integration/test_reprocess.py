@@ -153,6 +153,7 @@ def test_an_accepted_record_passes_dedup_again_its_copies_not(case: PipelineCase
         "duplicates": 0,
         "late": 0,
         "rejected": [],
+        "dropped": {},
     }
     assert dlq(case, "reprocess", "--stage", "sink")["taken"] == 4
     case.warm_run()

@@ -312,7 +312,9 @@ def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineC
 
 
 def with_filter(document: dict[str, Any]) -> None:
-    document["transforms"] = [{"type": "filter", "source_id": "events", "config": {"expression": "amount > 1"}}]
+    dedup = {"type": "dedup", "source_id": "events", "config": {"key": "id", "time_window": "1h"}}
+    document["transforms"] = [dedup, {"type": "filter", "source_id": "events", "config": {"expression": "amount > 1"}}]
+    document["transforms_order"] = "file"
 
 
 def with_join(document: dict[str, Any]) -> None:

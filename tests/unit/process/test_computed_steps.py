@@ -259,3 +259,17 @@ def test_a_stored_expression_keeps_the_types_that_it_reads() -> None:
     assert one == Stored("price + id", "sql", (("id", "int"), ("price", "float")), "float64")
     with pytest.raises(ValueError, match="reads 'id' as int, which is string"):
         one.check_inputs({"id": "string", "price": "float"})
+
+
+def test_a_field_of_a_faulty_type_hides_no_other_fault() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        text = EXAMPLE.replace("{name: price, type: float}", "{name: price, type: number}").replace(
+            "{name: order_id, column", "{name: id, column"
+        )
+        transforms = "  - {type: filter, config: {expression: prize > 1}}\n  - {type: filter, config: {expression: price > 1}}\n"
+        parse(text.replace("sink:\n", f"transforms:\n{transforms}sink:\n", 1), name="file", environment={})
+    assert [fault.path for fault in raised.value.faults] == [
+        "sources[0].schema_fields[2].type",
+        "transforms[0].config.expression",
+        "sink.mapping[0].name",
+    ]
