@@ -7,6 +7,7 @@ A new stage is one more entry in `stream_assets`: its name, its inputs, and its 
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +20,7 @@ from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, T
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from pipelines.config import KafkaSource, version_of
 from pipelines.config.checks import FreshnessCheck
+from pipelines.config.fields import origins
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 
 REPORTED_EVERY = timedelta(minutes=5)
@@ -130,12 +132,13 @@ def _table_schema(pipeline: Pipeline) -> TableSchema:
 
 
 def _lineage(pipeline: Pipeline) -> TableColumnLineage:
-    """Name for each column the topics that have its field."""
-    sources, mapping = pipeline.config.sources, pipeline.config.sink.mapping
-    keys = {entry.name: [topic_key(pipeline, source) for source in sources if entry.name in source.fields] for entry in mapping}
-    return TableColumnLineage(
-        {entry.column_name: [TableColumnDep(asset_key=key, column_name=entry.name) for key in keys[entry.name]] for entry in mapping}
-    )
+    """Name for each column the fields of the topics that decide it."""
+    config, deps = pipeline.config, defaultdict[str, list[TableColumnDep]](list)
+    for source in config.sources:
+        key, decided_by = topic_key(pipeline, source), origins(config, source)
+        for entry in config.sink.mapping:
+            deps[entry.column_name] += [TableColumnDep(asset_key=key, column_name=name) for name in sorted(decided_by.get(entry.name, ()))]
+    return TableColumnLineage(dict(deps))
 
 
 def specs(pipeline: Pipeline) -> list[dg.AssetSpec]:

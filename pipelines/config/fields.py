@@ -109,6 +109,18 @@ def known(fields: Types) -> Types:
     return {name: kind for name, kind in fields.items() if kind != UNKNOWN}
 
 
+def origins(config: Any, source: Any) -> dict[str, frozenset[str]]:
+    """Return, for each field of a sound config that reaches the sink, the fields of the source that decide it."""
+    found = {name: frozenset({name}) for name in source.field_names}
+    for passed in of_source(config, source)[0]:
+        if passed.transform.computes:
+            of_config = passed.transform.config
+            read = {asked.name: checked(asked, passed.before, of_config.language).fields for asked in of_config.expressions()}
+            made = {name: frozenset[str]().union(*(found[field] for field in fields)) for name, fields in read.items()}
+            found = {**(found if of_config.keeps_fields else {}), **made}
+    return found
+
+
 def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
     """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed."""
     found: dict[str, Any] = {

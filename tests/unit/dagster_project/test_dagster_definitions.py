@@ -98,6 +98,17 @@ def test_the_table_has_its_columns_their_lineage_and_its_name(tmp_path: Path) ->
     assert table.metadata["dagster/code_references"].code_references[0].file_path.endswith("0.yaml")
 
 
+def test_a_computed_column_descends_from_the_fields_it_reads(tmp_path: Path) -> None:
+    first = {"type": "compute", "config": {"fields": [{"name": "total", "expression": "price * quantity"}]}}
+    second = {"type": "compute", "config": {"fields": [{"name": "label", "expression": "dish || ' ' || total"}]}}
+    sink = document()["sink"]
+    mapping = [*sink["mapping"], {"name": "label", "column_name": "label", "column_type": "Nullable(String)"}]
+    changed = document(transforms=[first, second], sink={**sink, "mapping": mapping})
+    lineage = spec(definitions(tmp_path, changed), "orders_demo", "clickhouse_table").metadata["dagster/column_lineage"].deps_by_column
+    assert [dep.column_name for dep in lineage["label"]] == ["dish", "price", "quantity"]
+    assert [dep.column_name for dep in lineage["dish"]] == ["dish"]
+
+
 def test_owners_tags_and_freshness_come_from_the_file(tmp_path: Path) -> None:
     metadata = {"tags": ["example", "two words", "tier:gold", "tier:silver"], "owners": ["team:orders", "ana@example.com"]}
     checks = {"freshness": {"warn_after": "3m", "fail_after": "20m"}}
