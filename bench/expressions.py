@@ -7,7 +7,7 @@ from statistics import median
 
 from pipelines.config import parse
 from pipelines.host import collect_rarely
-from pipelines.preview.table import declared_table
+from pipelines.preview.declared import declared_table
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, cut_frames

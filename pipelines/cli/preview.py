@@ -43,16 +43,12 @@ def preview(
     from the mapping.
     """
     leave_out_pandas()
+    from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
-    from pipelines.preview.table import declared_table
-    from pipelines.process.program import compile_program
-    from pipelines.runner.preflight import check_supported, check_types
 
     with errors_as_exit():
         config = load(file)
-        check_supported(config)
-        check_types(config)
-        program = compile_program(config, declared_table(config))
+        program = declared_program(config)
         frames = _frames(config, sample, from_topic, limit)
         found = run(program, frames)
     if as_json:

@@ -25,16 +25,12 @@ def test(
     """Run the cases of a pipeline file: records, and what must become of them. Connects to nothing; exit code 1 if a case fails."""
     leave_out_pandas()
     from pipelines.preview.cases import cases_path, load_cases, run_case
-    from pipelines.preview.table import declared_table
-    from pipelines.process.program import compile_program
-    from pipelines.runner.preflight import check_supported, check_types
+    from pipelines.preview.declared import declared_program
 
     with errors_as_exit():
         config = load(file)
-        check_supported(config)
-        check_types(config)
+        program, source = declared_program(config), only_source(config)
         found = load_cases(cases or cases_path(file))
-        program, source = compile_program(config, declared_table(config)), only_source(config)
         results = [run_case(case, program, source) for case in found.tests]
     for result in results:
         out.print(f"{'failed' if result.differences else 'passed'}  {result.case.name}", markup=False, highlight=False)

@@ -3,10 +3,11 @@
 A type is a source type (`types.fields.SOURCE_TYPES`), or UNKNOWN for the value of a faulty expression, which is reported where it stands.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from pipelines.config.order import in_order
 from pipelines.config.partial import Unjudged
@@ -15,6 +16,7 @@ from pipelines.expressions.expression import Expression, check
 
 UNKNOWN = ""
 Types = Mapping[str, str]
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
@@ -111,36 +113,38 @@ def known(fields: Types) -> Types:
 
 def origins(config: Any, source: Any) -> dict[str, frozenset[str]]:
     """Return, for each field of a sound config that reaches the sink, the fields of the source that decide it."""
-    found = {name: frozenset({name}) for name in source.field_names}
-    for passed in of_source(config, source)[0]:
-        if passed.transform.computes:
-            of_config = passed.transform.config
-            read = {asked.name: checked(asked, passed.before, of_config.language).fields for asked in of_config.expressions()}
-            made = {name: frozenset[str]().union(*(found[field] for field in fields)) for name, fields in read.items()}
-            found = {**(found if of_config.keeps_fields else {}), **made}
-    return found
+    return _computed_from(
+        of_source(config, source)[0],
+        {name: frozenset({name}) for name in source.field_names},
+        lambda _, expression, found: frozenset[str]().union(*(found[name] for name in expression.fields)),
+    )
 
 
 def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
     """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed."""
-    found: dict[str, Any] = {
-        field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields
+    read = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
+    read |= {column.name: column.definition for column in source.columns}
+    before = takewhile(lambda passed: passed.index != index, of_source(config, source)[0])
+    return _computed_from(before, read, _definition)
+
+
+def _definition(asked: Asked, expression: Expression, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": expression.type,
+        **({"unit": asked.unit} if asked.unit else {}),
+        "sql": expression.sql,
+        "of": {name: found[name] for name in expression.fields},
     }
-    found |= {column.name: column.definition for column in source.columns}
-    for passed in of_source(config, source)[0]:
-        if passed.index == index:
-            break
-        of_config = passed.transform.config
-        if not passed.transform.computes:
-            continue
-        made = {}
-        for asked in of_config.expressions():
-            expression = checked(asked, passed.before, of_config.language)
-            made[asked.name] = {
-                "type": expression.type,
-                **({"unit": asked.unit} if asked.unit else {}),
-                "sql": expression.sql,
-                "of": {name: found[name] for name in expression.fields},
-            }
-        found = {**(found if of_config.keeps_fields else {}), **made}
+
+
+def _computed_from(
+    transforms: Iterable[Passed], read: dict[str, Fact], fact_of: Callable[[Asked, Expression, Mapping[str, Fact]], Fact]
+) -> dict[str, Fact]:
+    """Return the facts of the fields behind `transforms`: `read` before them, and `fact_of` a computed field and the facts before it."""
+    found = read
+    for passed in transforms:
+        config = passed.transform.config
+        if passed.transform.computes:
+            made = {asked.name: fact_of(asked, checked(asked, passed.before, config.language), found) for asked in config.expressions()}
+            found = {**(found if config.keeps_fields else {}), **made}
     return found

@@ -1,7 +1,8 @@
 """A preview: what the pipeline would make of some records now, step by step, without Spark, without a server and without any effect.
 
 given.py     records of a file, or the newest of the topic, as raw frames
-table.py     the table as the mapping describes it
+declared.py  the table as the mapping describes it, and the program for it
 run.py       the frames through the steps of the program, with the outcome of each record at each step
 readable.py  rows as people read them
+cases.py     the cases of a pipeline file
 """

@@ -21,7 +21,7 @@ from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.readable import readable_row
-from pipelines.preview.run import DROPPED, DUPLICATE, REJECTED, ROW, Preview, preview
+from pipelines.preview.run import DROPPED, DUPLICATE, REJECTED, ROW, Preview, Seen, preview
 from pipelines.process.program import Program
 
 FIRST_ARRIVAL = datetime(2026, 1, 1, tzinfo=UTC)
@@ -64,6 +64,11 @@ class Rejected(Model):
     stage: Text | None = Field(default=None, description="The step that rejects it.")
     code: Text | None = Field(default=None, description="The code.")
     field_name: Text | None = Field(default=None, alias="field", description="The field or column.")
+
+    def matches(self, seen: Seen) -> bool:
+        """Return whether a rejected record ended as this says."""
+        given = ((self.stage, seen.stage), (self.code, seen.code), (self.field_name, seen.column))
+        return all(wanted in (None, found) for wanted, found in given)
 
 
 class Expected(Model):
@@ -172,20 +177,8 @@ def _other_differences(expected: Expected, found: Preview) -> Iterator[str]:
         if wanted is not None and wanted != count:
             yield f"{name}: expected {wanted}, found {count}"
     rejected = [record.last for record in found.records if record.last.outcome == REJECTED]
-    if expected.rejected is None:
-        yield from (f"unexpected dead letter: {seen.step}: {seen.code}: {seen.reason}" for seen in rejected)
-        return
-    for wanted_letter in expected.rejected:
-        match = next(
-            (
-                seen
-                for seen in rejected
-                if wanted_letter.stage in (None, seen.stage)
-                and wanted_letter.code in (None, seen.code)
-                and wanted_letter.field_name in (None, seen.column)
-            ),
-            None,
-        )
+    for wanted_letter in expected.rejected or ():
+        match = next(filter(wanted_letter.matches, rejected), None)
         if match is None:
             yield f"missing dead letter: {_shown(wanted_letter.model_dump(by_alias=True, exclude_none=True))}"
         else:

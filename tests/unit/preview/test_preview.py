@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from pipelines.cli.app import app
 from pipelines.config import parse
+from pipelines.preview.declared import declared_table
 from pipelines.preview.given import Given, frames_of, of_lines
 from pipelines.preview.readable import readable
 from pipelines.preview.run import Preview, preview
-from pipelines.preview.table import declared_table
 from pipelines.process.program import compile_program
 from pipelines.types.columns import parse_type, value_type
 

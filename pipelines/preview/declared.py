@@ -1,0 +1,19 @@
+"""The table of a preview, as the mapping describes it, and the program for it: what `create_table` would create. No server is asked."""
+
+from pipelines.config import PipelineConfig
+from pipelines.connectors.sinks import Table, TableColumn, declared_columns
+from pipelines.process.program import Program, compile_program
+from pipelines.runner.preflight import check_supported, check_types
+
+
+def declared_program(config: PipelineConfig) -> Program:
+    """Return the program of a pipeline file for its declared table. Raise ConfigurationError or NotSupportedError as a start would."""
+    check_supported(config)
+    check_types(config)
+    return compile_program(config, declared_table(config))
+
+
+def declared_table(config: PipelineConfig) -> Table:
+    """Return the table with the columns of the mapping, in their types and without DEFAULTs, and the position columns."""
+    described = tuple(TableColumn(name, kind, "") for name, kind in declared_columns(config))
+    return Table(config.sink.connection_params.database, config.sink.table, "MergeTree", "", described, 0)
