@@ -5,7 +5,6 @@ A type is a source type (`types.fields.SOURCE_TYPES`), or UNKNOWN for the value 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -30,12 +29,7 @@ class Passed:
 
 def checked(asked: Asked, fields: Types, language: Language | None) -> Expression:
     """Return the checked expression. Raise ValueError with one sentence for a faulty one."""
-    return _checked(asked.text, tuple(fields.items()), language, asked.type)
-
-
-@cache
-def _checked(text: str, fields: tuple[tuple[str, str], ...], language: Language | None, wanted: str | None) -> Expression:
-    return check(text, dict(fields), language, wanted)
+    return check(asked.text, fields, language, asked.type)
 
 
 def source_of(config: Any, source_id: str | None) -> Any:

@@ -5,7 +5,6 @@ message. Kept: nothing. Guarantee: the value of a row is a function of that row 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ class Stored(NamedTuple):
     @property
     def expression(self) -> Expression:
         """The checked expression: a program may come from the ledger. Raise ValueError for one that does not check."""
-        return _checked(self)
+        return check(self.text, dict(self.inputs), self.language, self.type)
 
     def check_inputs(self, columns: Mapping[str, str]) -> None:
         """Raise ValueError unless `columns` has the fields, with their types."""
@@ -44,11 +43,6 @@ def stored(text: str, fields: Mapping[str, str], language: Language | None, want
     """Return the expression `text` over `fields`. Raise ValueError for one that does not check."""
     found = check(text, fields, language, wanted)
     return Stored(text, found.language, tuple((name, fields[name]) for name in found.fields), found.type)
-
-
-@cache
-def _checked(one: Stored) -> Expression:
-    return check(one.text, dict(one.inputs), one.language, one.type)
 
 
 def computed(
