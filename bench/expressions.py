@@ -78,7 +78,7 @@ def _program(filters: list[str], computes: bool) -> Program:
         },
     }
     config = parse(json.dumps(document), name="the bench", environment={})
-    return compile_program(config, declared_table(config))
+    return compile_program(config, [declared_table(config)])
 
 
 def _frames(events: int, bad_every: int) -> list[Arrived]:

@@ -104,7 +104,7 @@ def program_of_the_example(buckets: int) -> Program:
     }
     config = parse(yaml.safe_dump({**document, "buckets": buckets}), name="the example", environment=environment)
     columns = [TableColumn(column.column_name, column.column_type, "") for column in config.sink.mapping]
-    return compile_program(config, Table("default", "orders", "MergeTree", "", tuple(columns), 0))
+    return compile_program(config, [Table("default", "orders", "MergeTree", "", tuple(columns), 0)])
 
 
 class _Step:

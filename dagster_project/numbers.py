@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
-from pipelines.protocol.bodies import SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import STREAM_ID_KEY, Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
@@ -20,7 +19,6 @@ from pipelines.protocol.topology import KINDS
 
 ROW_COUNT = "dagster/row_count"
 """Dagster shows this number on an asset's page."""
-_STREAMS = {RAW: "raw", OUT: "out", DEAD_LETTERS: "dlq"}
 PLOTTED: Mapping[str, tuple[str, ...]] = {
     RAW: ("rows", "waiting_rows", "stream_bytes", "lag_offsets"),
     DEDUP: ("keys", "runs", "duplicates_dropped", "duplicates_percent"),
@@ -35,8 +33,9 @@ PLOTTED: Mapping[str, tuple[str, ...]] = {
 class Account:
     """A pipeline at one moment. `stream_bytes` by asset; `keys` and `runs` of the key store, 0 without dedup.
 
-    `confirmed_to`: the last sequence of out that ClickHouse has confirmed. `lag`: offsets in Kafka that ingest has not confirmed, None if
-    unknown. `stream_id`: the id of the raw stream; it changes if the pipeline is deleted and created again.
+    `confirmed_to`: the last sequence of out that ClickHouse has confirmed; with several sinks the sum of theirs. `lag`: offsets in Kafka
+    that ingest has not confirmed, None if unknown. `stream_id`: the id of the raw stream; it changes if the pipeline is deleted and created
+    again.
     """
 
     tally: Tally
@@ -56,12 +55,13 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     names = Names(config.pipeline_id)
     with closing(JetStream(config.nats).connect()) as log:
         account = tally(log, names, config.topology)
-        states = {name: log.state(names.stream(role)) for name, role in _STREAMS.items()}
+        roles = {RAW: ("raw",), OUT: config.topology.outs, DEAD_LETTERS: ("dlq",)}
+        states = {name: [log.state(names.stream(role)) for role in of_asset] for name, of_asset in roles.items()}
         _, listed = live_lists(log, names)
-        confirmed_to = read_chain(log, names, SINK_CHAIN).to or 0
+        confirmed_to = sum(read_chain(log, names, leg.chain).to or 0 for leg in config.topology.sinks)
     rows = [facts[1] for runs in listed.values() for facts in runs]
-    stream_bytes = {name: state.bytes for name, state in states.items() if state}
-    raw = states[RAW]
+    stream_bytes = {name: sum(state.bytes for state in found if state) for name, found in states.items() if any(found)}
+    (raw,) = states[RAW]
     stream_id = raw.metadata.get(STREAM_ID_KEY, "") if raw else ""
     return Account(account, stream_bytes, sum(rows), len(rows), confirmed_to, stream_id, lag)
 

@@ -16,9 +16,9 @@ from typing import Any
 import dagster as dg
 from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, table_name
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
-from pipelines.config import KafkaSource, version_of
+from pipelines.config import KafkaSource, PipelineConfig, version_of
 from pipelines.config.checks import FreshnessCheck
 from pipelines.config.fields import origins
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
@@ -86,7 +86,7 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
             stream("out"),
             _freshness(config.checks.freshness),
         ),
-        _table_asset(pipeline),
+        *(_table_asset(pipeline, seen) for seen in config.by_sink),
         StreamAsset(
             DEAD_LETTERS,
             frozenset({"nats"}),
@@ -104,18 +104,21 @@ def _dedup_asset(pipeline: Pipeline) -> StreamAsset:
     return StreamAsset(DEDUP, frozenset({"spark", "file"}), "The keys accepted within the window, in immutable files.", (RAW,), metadata)
 
 
-def _table_asset(pipeline: Pipeline) -> StreamAsset:
-    sink = pipeline.config.sink
+def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
+    """Return the asset of the table of the config's sink."""
+    sink = config.sink
     connection = sink.connection_params
     scheme = "https" if connection.secure else "http"
     metadata = {
         "dagster/table_name": f"{connection.database}.{sink.table}",
         "dagster/uri": f"{scheme}://{connection.host}:{connection.http_port_effective}/{connection.database}/{sink.table}",
         "dagster/storage_kind": "clickhouse",
-        "dagster/column_schema": _table_schema(pipeline),
-        "dagster/column_lineage": _lineage(pipeline),
+        "dagster/column_schema": _table_schema(config),
+        "dagster/column_lineage": _lineage(pipeline, config),
     }
-    return StreamAsset(TABLE, frozenset({"clickhouse", "table"}), "The rows of the pipeline, each exactly once.", (OUT,), metadata)
+    name = table_name(pipeline.config, config.sink_leg)
+    description = f"The records that {sink.when} takes, each exactly once." if sink.when else "The rows of the pipeline, each exactly once."
+    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (OUT,), metadata)
 
 
 def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
@@ -124,16 +127,16 @@ def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=check.fail_after + REPORTED_EVERY, warn_window=check.warn_after + REPORTED_EVERY)
 
 
-def _table_schema(pipeline: Pipeline) -> TableSchema:
-    sink = pipeline.config.sink
+def _table_schema(config: PipelineConfig) -> TableSchema:
+    sink = config.sink
     columns = [TableColumn(entry.column_name, entry.column_type, description=f"field {entry.name}") for entry in sink.mapping]
     positions = POSITION_COLUMN_TYPES if sink.create_table else ()
     return TableSchema([*columns, *(TableColumn(name, kind, description="position of the record") for name, kind in positions)])
 
 
-def _lineage(pipeline: Pipeline) -> TableColumnLineage:
-    """Name for each column the fields of the topics that decide it."""
-    config, deps = pipeline.config, defaultdict[str, list[TableColumnDep]](list)
+def _lineage(pipeline: Pipeline, config: PipelineConfig) -> TableColumnLineage:
+    """Name for each column of the config's sink the fields of the topics that decide it."""
+    deps = defaultdict[str, list[TableColumnDep]](list)
     for source in config.sources:
         key, decided_by = topic_key(pipeline, source), origins(config, source)
         for entry in config.sink.mapping:

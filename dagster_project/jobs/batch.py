@@ -21,6 +21,7 @@ from pipelines.counts import count_of
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.progress import as_lines
 from pipelines.proof.put_back import put_back
+from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, verify
 from resources.spark import SparkResource
 from resources.streaming_jobs import Announce, StreamingJobs
@@ -87,11 +88,13 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
     since, until = instant("since", config.since), instant("until", config.until)
     with closing(JetStream(resolved.nats).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
-        found = put_back(resolved, log, request, config.feed_views, as_lines(announce))
-    metadata = {"missing": found.missing, "put back": found.rows, **report_metadata(found.after)}
-    if found.after.findings:
-        message = f"{count_of(found.rows, 'row')} put back; verified afterwards: {summary(found.after)}"
-        raise dg.Failure(message, metadata={**metadata, **examples_metadata(found.after.examples())}, allow_retries=False)
+        sinks = {resolved.topology.file_id(seen.sink_leg): seen for seen in resolved.by_sink}
+        found = {sink: put_back(seen, log, request, config.feed_views, as_lines(announce)) for sink, seen in sinks.items()}
+    after, rows = Verification.together({sink: one.after for sink, one in found.items()}), sum(one.rows for one in found.values())
+    metadata = {"missing": sum(one.missing for one in found.values()), "put back": rows, **report_metadata(after)}
+    if after.findings:
+        message = f"{count_of(rows, 'row')} put back; verified afterwards: {summary(after)}"
+        raise dg.Failure(message, metadata={**metadata, **examples_metadata(after.examples())}, allow_retries=False)
     return metadata
 
 

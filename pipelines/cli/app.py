@@ -61,12 +61,13 @@ def validate(file: File) -> None:
 
 @app.command()
 def ddl(file: File) -> None:
-    """Print the statement that creates the target table of a pipeline file, with what exactly once needs. Connects to nothing."""
+    """Print the statements that create the tables of a pipeline file, with what exactly once needs. Connects to nothing."""
     from pipelines.connectors.sinks.clickhouse import create_statement
 
     with errors_as_exit():
-        statement = create_statement(load(file))
-    typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
+        statements = [create_statement(seen) for seen in load(file).by_sink]
+    for statement in statements:
+        typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
 
 
 @app.command()
@@ -240,8 +241,8 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     caption += f"; up {now['uptime_seconds']:,.0f} s"
     if (wanted := now["lanes"]["wanted"]) > 1:
         caption += f"; {now['lanes']['working']} of {wanted} lanes"
-    if trouble := now.get("ledger_table", {}).get("message"):
-        caption += f"\nledger table: {escape(trouble)}"
+    for copied in now.get("ledger_tables", {}).values():
+        caption += f"\nledger table: {escape(copied['message'])}" if copied["message"] else ""
     title = f"pipeline {now['pipeline']}"
     table = Table("leg", "state", "waiting", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
     for name, leg in now["legs"].items():

@@ -138,7 +138,7 @@ def _document(record: "Traced", program: "Program") -> dict[str, Any]:
 
     steps, is_mapped = [], False
     for seen in record.steps:
-        is_mapped = is_mapped or seen.step == program.mapping.name
+        is_mapped = is_mapped or seen.step == program.tables.name
         fields = readable_row(seen.fields, program.mapping) if is_mapped and seen.fields else seen.fields
         step: dict[str, Any] = {"step": seen.step, "outcome": seen.outcome}
         if fields is not None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
-from pipelines.config.fields import all_passed, checked, definitions, joins, source_of
+from pipelines.config.fields import all_passed, at_sink, checked, definitions, joins, source_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.source_ids import MORE_SOURCES
@@ -21,6 +21,7 @@ from pipelines.protocol.stream_limits import bytes_kept_of_out
 BESIDE_THE_RUN = frozenset({"checks", "alerts"})
 """Fields of the root that no runner reads."""
 _NATIVE_PORTS = (9000, 9440)
+_IS_EXPR = "is read as expr-lang: it is no SQL over these fields"
 
 
 def notes(config: PipelineConfig) -> list[str]:
@@ -30,7 +31,7 @@ def notes(config: PipelineConfig) -> list[str]:
     """
     return [
         f"{path_text(at)}: {message}"
-        for rule in (_secrets, _ignored, _order, _expressions, _retention, _limits, _connections, _nats, _sink)
+        for rule in (_secrets, _ignored, _order, _expressions, _retention, _limits, _connections, _nats, _sinks)
         for at, message in rule(config)
     ]
 
@@ -48,8 +49,8 @@ def _literals(value: Any, at: Location) -> Iterator[tuple[Location, LiteralSecre
     if isinstance(value, LiteralSecret):
         yield at, value
     elif isinstance(value, Model):
-        for name in type(value).model_fields:
-            yield from _literals(getattr(value, name), (*at, name))
+        for name, field in type(value).model_fields.items():
+            yield from _literals(getattr(value, name), (*at, field.alias or name))
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
             yield from _literals(item, (*at, index))
@@ -67,8 +68,9 @@ def _ignored(config: PipelineConfig) -> _Notes:
             if getattr(source, name) is not None:
                 why = "schema_fields describe the JSON, a value that starts with a registry's schema id becomes a dead letter"
                 yield ("sources", index, name), f"is ignored: {why}"
-    if config.sink.order_by and not config.sink.create_table:
-        yield ("sink", "order_by"), "is ignored without create_table"
+    for seen in config.by_sink:
+        if seen.sink.order_by and not seen.sink.create_table:
+            yield (*seen.sink_at, "order_by"), "is ignored without create_table"
 
 
 def _order(config: PipelineConfig) -> _Notes:
@@ -86,7 +88,11 @@ def _expressions(config: PipelineConfig) -> _Notes:
             if asked.name and asked.type is None:
                 yield at, f"{asked.name} is {found.type}"
             if found.language == "expr" and passed.transform.config.language is None:
-                yield at, "is read as expr-lang: it is no SQL over these fields"
+                yield at, _IS_EXPR
+    for seen in config.by_sink:
+        for asked in seen.sink.expressions():
+            if seen.sink.language is None and checked(asked, at_sink(config), None).language == "expr":
+                yield (*seen.sink_at, *asked.at), _IS_EXPR
 
 
 def _retention(config: PipelineConfig) -> _Notes:
@@ -151,9 +157,16 @@ def _is_here(url: str | None) -> bool:
         return False
 
 
+def _sinks(config: PipelineConfig) -> _Notes:
+    for seen in config.by_sink:
+        yield from _sink(seen)
+    if len(config.all_sinks) > 1 and all(sink.when for sink in config.all_sinks):
+        yield ("sinks",), "each has a `when`: a record that none takes has no row, and is counted as taken by no sink"
+
+
 def _sink(config: PipelineConfig) -> _Notes:
     connection = config.sink.connection_params
-    at: Location = ("sink", "connection_params")
+    at: Location = (*config.sink_at, "connection_params")
     host = f"[{connection.host}]" if ":" in connection.host else connection.host
     if connection.password.get_secret_value() and not connection.secure and not _is_here(host):
         yield (*at, "secure"), "the password and the rows are sent unencrypted"
@@ -163,7 +176,7 @@ def _sink(config: PipelineConfig) -> _Notes:
         native = f"{connection.port} is usually the native port, and Tallyflow speaks HTTP"
         yield (*at, "port"), f"{native}: set http_port (usually 8123 or 8443)"
     if config.sink.delivery == "at_least_once":
-        yield ("sink", "delivery"), "rows may be duplicated after a crash"
+        yield (*config.sink_at, "delivery"), "rows may be duplicated after a crash"
 
 
 def unsupported(config: PipelineConfig) -> list[str]:
@@ -188,7 +201,7 @@ def unsupported(config: PipelineConfig) -> list[str]:
 def document_of(config: PipelineConfig) -> dict[str, Any]:
     """Return the config as JSON values in the vocabulary of the file, without defaults and without connections.
 
-    Left out: every `connection_params` but the sink's database, `nats`, `state_uri`, `checks` and `alerts`. So the document holds no
+    Left out: every `connection_params` but the database of a sink, `nats`, `state_uri`, `checks` and `alerts`. So the document holds no
     secret, describes only the outcome of each record, and does not change with a password or a broker's address.
     """
     sink_connection = set(type(config.sink.connection_params).model_fields) - {"database"}
@@ -201,7 +214,8 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
             "state_uri": True,
             **dict.fromkeys(BESIDE_THE_RUN, True),
             "sources": {"__all__": {"connection_params"}},
-            "sink": {"connection_params": sink_connection},
+            "only_sink": {"connection_params": sink_connection},
+            "sinks": {"__all__": {"connection_params": sink_connection}},
         },
     )
     return {"version": config.version, **document}
@@ -227,7 +241,7 @@ def run_digest(text: str) -> str:
 
 
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
-    """Return what may not change over a pipeline's life, as JSON values: buckets, streams, and per source its topic and keys.
+    """Return what may not change over a pipeline's life, as JSON values: buckets, streams, sinks, and per source its topic and keys.
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change.
@@ -243,6 +257,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         "buckets": config.buckets,
         # Left out where frames have their bodies themselves.
         **({"streams": config.streams} if config.streams > 1 else {}),
+        # Each reads a stream of its own, the first one `out`.
+        **({"sinks": [sink.id for sink in config.sinks]} if config.sinks else {}),
         "sources": {
             source.source_id: {
                 "topic": source.topic,

@@ -20,7 +20,7 @@ EXAMPLE = _PROSE.split("```yaml\n")[1].split("```")[0]
 def _titles(model: type[Model] = PipelineConfig, path: str = "", kind: str = "") -> Iterator[tuple[str, str]]:
     """Yield (model, heading) of every object in a model, in the order of the file. `kind`: of the transform in which it is."""
     for name, field in model.model_fields.items():
-        at = f"{path}.{name}{'[]' if get_origin(field.annotation) is tuple else ''}".removeprefix(".")
+        at = f"{path}.{field.alias or name}{'[]' if get_origin(field.annotation) is tuple else ''}".removeprefix(".")
         for inner in models_in(field.annotation):
             own = get_args(inner.model_fields["type"].annotation)[0] if issubclass(inner, TransformModel) else ""
             yield inner.__name__, f"{at}: {own}" if own else f"{at} of {kind}" if kind else at

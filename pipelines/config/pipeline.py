@@ -4,18 +4,33 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from pipelines.config import rules
 from pipelines.config.alerts import Alerts
-from pipelines.config.base import Duration, Faults, Model, Secret, Size, Text, Whole, Window, matching, no_flag, ours, report, theirs
+from pipelines.config.base import (
+    Duration,
+    Faults,
+    Location,
+    Model,
+    Secret,
+    Size,
+    Text,
+    Whole,
+    Window,
+    matching,
+    no_flag,
+    ours,
+    report,
+    theirs,
+)
 from pipelines.config.checks import Checks
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sinks import Sink
 from pipelines.config.sources import KafkaSource, Source
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
-from pipelines.protocol.topology import Topology
+from pipelines.protocol.topology import LegId, Topology
 
 PIPELINE_ID = r"^[a-z0-9][a-z0-9-]{3,38}[a-z0-9]$"
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
@@ -203,7 +218,9 @@ class DeadLetterLimits(Model):
 
 
 class PipelineConfig(Model):
-    """One pipeline: from Kafka topics through transforms to one ClickHouse table."""
+    """One pipeline: from Kafka topics through transforms to ClickHouse tables."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["sink"]}, {"required": ["sinks"]}]})
 
     version: Annotated[Literal["v3"], BeforeValidator(_only_v3)] = theirs("v3", "Version of the format: `v3`.")
     pipeline_id: Annotated[
@@ -222,7 +239,12 @@ class PipelineConfig(Model):
         "Default: GlassFlow's if the file has at most one of each and nothing else, so that its files give the same rows here.",
     )
     join: Join | None = theirs(None, "Joins two sources.")
-    sink: Sink = theirs(..., "The ClickHouse table to write.")
+    only_sink: Sink | None = theirs(None, "The ClickHouse table to write; `sinks` for several.", alias="sink")
+    sinks: Annotated[tuple[Sink, ...], Field(max_length=16)] = ours(
+        (),
+        "Several tables instead of `sink`, each with an `id`, the records that it takes (`when`) and a mapping. Their ids and their order "
+        "are fixed once the pipeline has run.",
+    )
     metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.")
     resources: Resources = theirs(Resources(), "Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
@@ -254,9 +276,42 @@ class PipelineConfig(Model):
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """Fields whose value no message may show: like a URL, a URI may hold credentials by mistake."""
 
+    _sink_index: int = PrivateAttr(default=0)
+
+    @property
+    def all_sinks(self) -> tuple[Sink, ...]:
+        """The sinks in their order: that of `sink`, or those of `sinks`."""
+        return (self.only_sink,) if self.only_sink is not None else self.sinks
+
+    @property
+    def sink(self) -> Sink:
+        """The sink from which this config is seen: the first one, unless `seen_from` says otherwise."""
+        return self.all_sinks[self._sink_index]
+
+    @property
+    def sink_leg(self) -> LegId:
+        """The leg of `sink`."""
+        return self.topology.sinks[self._sink_index]
+
+    @property
+    def sink_at(self) -> Location:
+        """The place of `sink` in the file."""
+        return ("sink",) if self.only_sink is not None else ("sinks", self._sink_index)
+
+    def seen_from(self, leg: LegId) -> "PipelineConfig":
+        """Return the config whose `sink` is that of a sink leg; for any other leg it is the first sink."""
+        sinks, seen = self.topology.sinks, self.model_copy()
+        seen._sink_index = sinks.index(leg) if leg in sinks else 0
+        return seen
+
+    @property
+    def by_sink(self) -> "tuple[PipelineConfig, ...]":
+        """The config as seen from each sink, in their order."""
+        return tuple(map(self.seen_from, self.topology.sinks))
+
     @property
     def topology(self) -> Topology:
-        return Topology.of([source.source_id for source in self.sources], [""])
+        return Topology.of([source.source_id for source in self.sources], [sink.id or "" for sink in self.all_sinks])
 
     def consumer_group(self, source: KafkaSource) -> str:
         return source.consumer_group or f"tallyflow-{self.pipeline_id}"

@@ -18,7 +18,8 @@ _MAX_NAME = 80
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    for rule in (_sources, _transform_sources, _transforms_order, _dedups, _transform_fields, _join_sources, _mapping, _lanes, _streams):
+    of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _join_sources)
+    for rule in (_sources, *of_transforms, _sinks, _mapping, _lanes, _streams):
         try:
             yield from rule(config)
         except Unjudged:
@@ -116,14 +117,48 @@ def _join_sources(config: Any) -> Faults:
             yield from _unknown_fields((*location, attribute), fields, list(of_source(config, source_of(config, source_id))[1]))
 
 
+def _sinks(config: Any) -> Faults:
+    if config.only_sink is not None and config.sinks:
+        yield ("sinks",), "is for several sinks, and `sink` is given, too: move that one here"
+    elif config.only_sink is None and not config.sinks:
+        yield ("sink",), "is required"
+    if config.only_sink is not None:
+        for name in ("id", "when"):
+            if getattr(config.only_sink, name) is not None:
+                yield ("sink", name), "is for `sinks`; a filter drops the records that the only sink does not take"
+    known_ids: set[str] = set()
+    tables: dict[tuple[Any, ...], int] = {}
+    for index, sink in enumerate(config.sinks):
+        if sink.id is None:
+            yield ("sinks", index, "id"), "is required"
+        elif sink.id in known_ids:
+            yield ("sinks", index, "id"), f"the id {sink.id!r} is used twice"
+        known_ids.add(sink.id or "")
+        first = tables.setdefault(sink.place(), index)
+        if first != index:
+            yield ("sinks", index, "table"), f"is the table of sinks[{first}]: there the rows of two sinks would be indistinguishable"
+
+
 def _mapping(config: Any) -> Faults:
-    fields = list(at_sink(config))
+    fields = at_sink(config)
     field_set = frozenset(fields)
-    for index, column in enumerate(config.sink.mapping):
-        try:
-            yield from _unknown(("sink", "mapping", index, "name"), [column.name], fields, field_set)
-        except Unjudged:
-            continue
+    for at, sink in _all_sinks(config):
+        for asked in sink.expressions():
+            try:
+                checked(asked, known(fields), sink.language)
+            except ValueError as error:
+                if not any(name in asked.text for name, kind in fields.items() if kind == UNKNOWN):
+                    yield (*at, *asked.at), str(error)
+        for index, column in enumerate(sink.mapping):
+            try:
+                yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set)
+            except Unjudged:
+                continue
+
+
+def _all_sinks(config: Any) -> list[tuple[Location, Any]]:
+    only: list[tuple[Location, Any]] = [(("sink",), config.only_sink)] if config.only_sink is not None else []
+    return only + [(("sinks", index), sink) for index, sink in enumerate(config.sinks)]
 
 
 def suggestion(name: str, known: list[str]) -> str:

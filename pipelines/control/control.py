@@ -233,6 +233,7 @@ def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> "httpx.Respon
 def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the snapshots of all runners of a pipeline; `uptime_seconds` belongs to the runner that started last."""
     legs = {name: leg for snapshot in snapshots for name, leg in snapshot["legs"].items()}
+    ledger_tables = {leg: copied for snapshot in snapshots for leg, copied in snapshot.get("ledger_tables", {}).items()}
     return {
         "pipeline": snapshots[0]["pipeline"],
         "ready": all(snapshot["ready"] for snapshot in snapshots),
@@ -242,7 +243,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "legs": {leg: legs[leg] for leg in in_data_order(map(LegId.parse, legs))},
         "lanes": {name: max(snapshot["lanes"][name] for snapshot in snapshots) for name in ("wanted", "working")},
         "lag": {partition: count for snapshot in snapshots for partition, count in snapshot["lag"].items()},
-        **next(({"ledger_table": snapshot["ledger_table"]} for snapshot in snapshots if "ledger_table" in snapshot), {}),
+        **({"ledger_tables": ledger_tables} if ledger_tables else {}),
         "streams": {role: facts for snapshot in snapshots for role, facts in snapshot["streams"].items()},
         "purge_failure": "; ".join(snapshot["purge_failure"] for snapshot in snapshots if snapshot["purge_failure"]),
     }

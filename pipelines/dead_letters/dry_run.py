@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.sinks import Table
 from pipelines.connectors.sinks.clickhouse import check_columns
 from pipelines.dead_letters.triage import Group, Selection, groups
 from pipelines.errors import HaltError
@@ -80,13 +81,18 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
 
 
 def _stages_now(config: PipelineConfig) -> Program:
+    return compile_program(config, [_table_now(seen) for seen in config.by_sink])
+
+
+def _table_now(config: PipelineConfig) -> Table:
+    """Return the facts of the table of the config's sink. Raise HaltError without it, ConfigurationError if it does not fit."""
     with closing(ClickHouse(config.sink)) as clickhouse:
         clickhouse.connect()
         table = clickhouse.inspect(config.sink.connection_params.database, config.sink.table)
     if table is None:
         raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
     check_columns(config, table)
-    return compile_program(config, table)
+    return table
 
 
 def frames_of_dead_letters(dead_letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:

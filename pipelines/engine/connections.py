@@ -23,6 +23,7 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
 from pipelines.protocol.records import FRAMING, Framing
+from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
@@ -40,6 +41,9 @@ class Kept:
         if name not in self._kept:
             return cast(Made, self._kept.setdefault(name, make()))
         return cast(Made, self._kept[name])
+
+    def _kept_of(self, kind: type[Made]) -> list[Made]:
+        return [one for one in self._kept.values() if isinstance(one, kind)]
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Connections(Kept):
     ) -> None:
         """Create without connecting.
 
-        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has. `lanes`:
+        `config`: the configuration of `run`, if the caller has resolved it already, with other variables than this process has, or sees it
+        from a further sink. `lanes`:
         the processes that may do parts of a leg's plans. `note`: tells the user, of each thing once.
         """
         super().__init__()
@@ -84,6 +89,13 @@ class Connections(Kept):
         self._engine: Engine | None = None
         self.means = Means()
         self._dedup_stores: dict[int, KeyedStore] = {}
+
+    def of_leg(self, leg: LegId) -> "Connections":
+        """Return the connections of a sink leg, to its table: these, or others that end with these."""
+        if leg == self.config.sink_leg:
+            return self
+        seen = self.config.seen_from(leg)
+        return self.keep(("of", leg), lambda: Connections(self.run, self._keep_partitions, self.log, seen, self.lanes, self._note))
 
     def prove(self) -> None:
         """Raise HaltError unless the streams that this process reaches belong to the run: the same address may lead elsewhere."""
@@ -108,6 +120,11 @@ class Connections(Kept):
         if source_id not in self._sources:
             self._sources[source_id] = open_source(self.config, source_id, self._keep_partitions)
         return self._sources[source_id]
+
+    @property
+    def out(self) -> str:
+        """The role of the stream that the sink reads."""
+        return self.config.sink_leg.reads or ""
 
     @property
     def sink(self) -> Sink:
@@ -148,6 +165,8 @@ class Connections(Kept):
             self._sink.close()
             self._sink = None
         self.discard_engine()
+        for of_leg in self._kept_of(Connections):
+            of_leg.close()
         if self._log is not None and self._owns_log:
             self._log.close()
 

@@ -4,7 +4,7 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from pipelines.config import PipelineConfig
+from pipelines.config import ClickHouseSink, PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.key_store.storage import Storage
@@ -14,34 +14,27 @@ from pipelines.protocol.naming import PUT_BACK, REDRIVE, Names, all_roles
 
 
 class Deletion:
-    """The deletion of a pipeline. A table is dropped only if the file says `create_table` and the table is not kept."""
+    """The deletion of a pipeline. A table is dropped only if the file says `create_table` for it, and tables are not kept."""
 
     def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
         self._state_storage = self._names.state_storage(directory, config.state_uri)
-        self._drops_table = config.sink.create_table and not keep_table
+        self._dropped = [seen.sink for seen in config.by_sink if seen.sink.create_table and not keep_table]
 
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
         with closing(JetStream(self._config.nats).connect()) as log:
-            states = {role: log.state(self._names.stream(role)) for role in all_roles(self._config.streams)}
+            states = {role: log.state(self._names.stream(role)) for role in all_roles(self._config.streams, self._config.topology.outs)}
         streams = {self._names.stream(role): state for role, state in states.items() if state}
-        if not streams and not self._directory.exists() and not (self._drops_table and self._has_table()):
+        if not streams and not self._directory.exists() and not any(map(_exists, self._dropped)):
             raise never_started(self._config.pipeline_id)
         lines = [f"stream {name} ({state.messages:,} messages, {state.bytes:,} bytes)" for name, state in streams.items()]
         lines.append(f"directory {self._directory}")
         if self._config.state_uri:
             lines.append(f"key stores {self._state_storage}")
-        if self._drops_table:
-            lines.append(f"table {self._config.sink.connection_params.database}.{self._config.sink.table} with all its rows")
+        lines += [f"table {sink.connection_params.database}.{sink.table} with all its rows" for sink in self._dropped]
         return lines
-
-    def _has_table(self) -> bool:
-        """Return True if the table exists: it may have been kept when the pipeline was deleted."""
-        sink = self._config.sink
-        with closing(ClickHouse(sink)) as clickhouse:
-            return clickhouse.inspect(sink.connection_params.database, sink.table) is not None
 
     def run(self) -> None:
         """Delete the pipeline, holding all leases, so that no runner is at work. Raise FencedError if one is. Safe to repeat."""
@@ -50,11 +43,17 @@ class Deletion:
             if log.state(self._names.stream("ledger")) is not None:
                 for lease in acquire_all(log, self._names, self._directory, (*self._config.topology.legs, REDRIVE, PUT_BACK)).values():
                     lease.abandon()
-            if self._drops_table:
-                with closing(ClickHouse(self._config.sink)) as clickhouse:
-                    clickhouse.drop_table(self._config.sink.connection_params.database, self._config.sink.table)
+            for sink in self._dropped:
+                with closing(ClickHouse(sink)) as clickhouse:
+                    clickhouse.drop_table(sink.connection_params.database, sink.table)
             Storage.at(self._state_storage).delete_all()
             # The ledger is the last of the roles: until it is deleted, a repeated delete still meets the leases.
-            for role in all_roles(self._config.streams):
+            for role in all_roles(self._config.streams, self._config.topology.outs):
                 log.delete_stream(self._names.stream(role))
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _exists(sink: ClickHouseSink) -> bool:
+    """Return True if the table of a sink exists: it may have been kept when the pipeline was deleted."""
+    with closing(ClickHouse(sink)) as clickhouse:
+        return clickhouse.inspect(sink.connection_params.database, sink.table) is not None

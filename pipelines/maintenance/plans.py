@@ -118,14 +118,14 @@ class Reached:
 
 def reached(config: PipelineConfig, config_text: str, leg: LegId, directory: Path) -> Reached:
     """Connect to what an abandonment of rows of a sink leg reaches; `directory` is the pipeline's on this host."""
-    log = JetStream(config.nats).connect()
-    connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=log, config=config)
+    log, seen = JetStream(config.nats).connect(), config.seen_from(leg)
+    connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=log, config=seen)
 
     def lease() -> Lease:
         directory.mkdir(parents=True, exist_ok=True)
         return Lease(log, Names(config.pipeline_id), directory, leg)
 
-    return Reached(leg, log, open_sink(config), connections, lease)
+    return Reached(leg, log, open_sink(seen), connections, lease)
 
 
 class Abandonment:
@@ -142,7 +142,8 @@ class Abandonment:
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._names, self._announce, self._wait, self._clock = config, Names(config.pipeline_id), announce, wait, clock
+        self._sink_config, self._names = config.seen_from(reached.leg).sink, Names(config.pipeline_id)
+        self._announce, self._wait, self._clock = announce, wait, clock
         self._log, self._sink, self._connections = reached.log, reached.sink, reached.connections
         assert reached.leg.reads is not None
         self._out = reached.leg.reads
@@ -287,7 +288,7 @@ class Abandonment:
         out = self._log.state(self._names.stream(self._out))
         stream_id = out.metadata[STREAM_ID_KEY] if out else ""
         work = inserts_of_chunk(self._names.pipeline, stream_id, chunk.first, chunk.last)
-        most = self._config.sink.max_insert_time
+        most = self._sink_config.max_insert_time
 
         def look() -> Rows:
             sent = Sent(plan.table, rows, work, self._clock() - self._began, "the plan is given up")
@@ -302,7 +303,7 @@ class Abandonment:
 
         Raise its RetryableError if that takes too long.
         """
-        deadline = self._began + max(INSERT_MAX_EXECUTION_SECONDS, self._config.sink.max_insert_time.total_seconds()) + 1
+        deadline = self._began + max(INSERT_MAX_EXECUTION_SECONDS, self._sink_config.max_insert_time.total_seconds()) + 1
         while True:
             try:
                 return look()

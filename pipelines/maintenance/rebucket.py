@@ -5,6 +5,7 @@ covered; one entry of the process chain that lists the new segments and names th
 rebucketing is killed in between, a start with either number is refused until it has run again, and it may run again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,7 +72,7 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
     new = old
     if before != buckets:
         new = {bucket: _new_runs(state, found, done, bucket) for bucket in range(buckets)}
-    _mark(state, buckets, Position.end_of(done.to))
+    _mark(state, state.connections.config.topology.outs, buckets, Position.end_of(done.to))
     if before != buckets:
         runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
         pages = RunLists(state.connections.log, state.names).write(None, runs)
@@ -96,13 +97,13 @@ def _new_runs(state: KeyState, found: ProcessState, done: ProcessDone, bucket: i
     return [write_run(state.connections.dedup_store(bucket).storage, run_name((0, done.to), done.to), together)]
 
 
-def _mark(state: KeyState, buckets: int, end: Position) -> None:
+def _mark(state: KeyState, outs: Sequence[str], buckets: int, end: Position) -> None:
     """Append an empty frame at `end` to every subject of every bucket that does not reach it."""
     log, names = state.connections.log, state.names
     positions = encode_frame(pa.schema(POSITION_FIELDS).empty_table())
     for bucket in range(buckets):
         marks = (
-            ("out", names.out(bucket), positions),
+            *((role, names.out(bucket, role), positions) for role in outs),
             ("duplicates", names.duplicates(bucket), positions),
             ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket), encode_frame(DEAD_LETTER_SCHEMA.empty_table())),
         )

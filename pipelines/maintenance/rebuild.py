@@ -142,10 +142,12 @@ class _Rebuilding:
     def _positions_in_out(self) -> Words:
         """Return the positions of the out rows whose records are replayed, sorted."""
         log, names = self._connections.log, self._state.names
-        out = log.state(names.stream("out"))
-        frames = fetch_whole(log, names.stream("out"), names.subjects("out"), 0, out.last_sequence if out else 0)
-        parts = [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
-        positions = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
+        parts = [np.empty(0, np.uint64)]
+        for role in self._connections.config.topology.outs:
+            out = log.state(names.stream(role))
+            frames = fetch_whole(log, names.stream(role), names.subjects(role), 0, out.last_sequence if out else 0)
+            parts += [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+        positions = np.unique(np.concatenate(parts))
         borders = packed([self._at.sequence + 1, self._done.to + 1], 0)
         first, end = np.searchsorted(positions, borders)
         return positions[first:end]

@@ -1,4 +1,4 @@
-"""The table of a preview, as the mapping describes it, and the program for it: what `create_table` would create. No server is asked."""
+"""The tables of a preview, as the mappings describe them, and the program for them: those of `create_table`. No server is asked."""
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.sinks import Table, TableColumn, declared_columns
@@ -7,10 +7,10 @@ from pipelines.runner.preflight import check_supported, check_types
 
 
 def declared_program(config: PipelineConfig) -> Program:
-    """Return the program of a pipeline file for its declared table. Raise ConfigurationError or NotSupportedError as a start would."""
+    """Return the program of a pipeline file for its declared tables. Raise ConfigurationError or NotSupportedError as a start would."""
     check_supported(config)
     check_types(config)
-    return compile_program(config, declared_table(config))
+    return compile_program(config, [declared_table(seen) for seen in config.by_sink])
 
 
 def declared_table(config: PipelineConfig) -> Table:

@@ -26,7 +26,7 @@ from pipelines.protocol.append import Appender, Tail, append_rows, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
-from pipelines.protocol.outcomes import DUPLICATE, REJECTED, WRITTEN
+from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import Position, in_position_order
 from pipelines.protocol.records import HEADER_CONFIG, joined
 from pipelines.protocol.run_lists import Listing, Lists
@@ -47,7 +47,7 @@ class Buckets:
         """Append rows and dead letters of any buckets, each in position order."""
         names = self._connections.names
         for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
-            append_rows(self._appender("out", names.out(bucket)), share, self._headers)
+            self._append_for_sinks(bucket, share)
         reach("process.between-frames")
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
             append_rows(self._appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
@@ -59,7 +59,7 @@ class Buckets:
         last `done` lists it, so a second attempt gives the same answer. Different buckets may be processed by different threads.
         """
         if not self._config.dedup.key:
-            append_rows(self._appender("out", self._connections.names.out(bucket)), in_position_order(rows), self._headers)
+            self._append_for_sinks(bucket, in_position_order(rows))
             return {}, None
         counts: Counter[str] = Counter()
         late = self._append_first_of_keys(bucket, rows, frames, counts)
@@ -69,6 +69,13 @@ class Buckets:
             return dict(counts), None
         counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
         return dict(counts), late_dead_letters
+
+    def _append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
+        """Append the rows of a bucket, in position order, to the stream of each sink that takes some."""
+        for leg in self._connections.config.topology.sinks:
+            mine = self._config.tables.rows_for(rows, leg)
+            if mine.num_rows and leg.reads:
+                append_rows(self._appender(leg.reads, self._connections.names.out(bucket, leg.reads)), mine, self._headers)
 
     def append_dead_letters(self, bucket: int, dead_letters: Sequence[pa.Table]) -> None:
         """Append all dead letters of the plan in `bucket`, given in any order."""
@@ -85,10 +92,10 @@ class Buckets:
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
         self.runs[str(bucket)] = listed(store.add(deduplicated.entries, span, self._config.dedup.expired_us(self._item), has_turn))
         reach("process.after-state")
-        append_rows(self._appender("out", names.out(bucket)), deduplicated.accepted, self._headers)
+        self._append_for_sinks(bucket, deduplicated.accepted)
         if self._config.dedup.keeps:
             append_rows(self._appender("duplicates", names.duplicates(bucket)), deduplicated.duplicates)
-        counts.update({WRITTEN.total: deduplicated.accepted.num_rows, DUPLICATE.total: deduplicated.duplicates.num_rows})
+        counts.update({**self._config.tables.counts(deduplicated.accepted), DUPLICATE.total: deduplicated.duplicates.num_rows})
         return late
 
     def _late_dead_letters(self, late: pa.Table) -> pa.Table:

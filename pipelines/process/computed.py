@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.expressions.evaluate import evaluate
+from pipelines.expressions.evaluate import EXPRESSION_ERROR, evaluate
 from pipelines.expressions.expression import Expression, Language, check
 from pipelines.process.rejections import Rejections
+from pipelines.protocol.records import StageOutput
 from pipelines.types.engine import Engine
+from pipelines.types.vectors import to_mask
 
 
 class Stored(NamedTuple):
@@ -53,3 +56,18 @@ def computed(
     for failure in found.failed:
         rejections.note_each(failure.rows, failure.code, fields[failure.index], failure.messages)
     return found.values
+
+
+def where(engine: Engine, rows: pa.Table, condition: Stored, stage: str) -> StageOutput:
+    """Return the rows for which a condition is true, and those on which it fails, rejected by `stage`.
+
+    In SQL a null is not true; in expr-lang it is an error.
+    """
+    rejections = Rejections(stage, rows.num_rows)
+    (values,) = computed(engine, rows, [condition], rejections)
+    if condition.language == "expr" and values.null_count:
+        message = f"{condition.text} gives nil, which is no condition"
+        rejections.note(to_mask(pc.is_null(values)), EXPRESSION_ERROR, None, message)
+    stays = to_mask(values) & rejections.open
+    rejected = rejections.split(rows, rows).rejected
+    return StageOutput(rows if stays.all() else rows.filter(pa.array(stays)), rejected)

@@ -30,6 +30,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
         ("last_time", INSTANT),
         ("past_dedup", pa.bool_()),
         ("origin", pa.string()),
+        ("sink", pa.string()),
         ("source", pa.string()),
     ]
 )
@@ -37,16 +38,18 @@ DEAD_LETTER_SCHEMA = pa.schema(
 
 `value` is the whole record, or its first 1024 bytes if `oversize` holds its size and SHA-256. `attempts` counts rejections, including this
 one. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of the dead letter that this record was before it
-was redriven; null for a record that comes from Kafka. `source`: the id of its source in the pipeline file.
+was redriven; null for a record that comes from Kafka. `sink`: the sink leg that refused it, now or before; null if none did. `source`: the
+id of its source in the pipeline file.
 """
 
 _NONE = DEAD_LETTER_SCHEMA.empty_table()
 
 
-def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, past_dedup: bool = False) -> pa.Table:
+def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, refused_by: str | None = None) -> pa.Table:
     """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
 
-    `source`: the id of the records' source; None if their column `source` has it. `past_dedup`: the records were rejected after dedup.
+    `source`: the id of the records' source; None if their column `source` has it. `refused_by`: the sink leg that
+    rejected the records, which is after dedup.
     Raise KeyError if a rejected position is not among the records: a stage invented it.
     """
     if rejected.num_rows == 0:
@@ -65,11 +68,11 @@ def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, sou
     columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
     if source is not None:
         columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
-    columns |= _history(originals, past_dedup)
+    columns |= _history(originals, refused_by)
     return pa.table([columns[name] for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
-def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
+def _history(records: pa.Table, refused_by: str | None) -> dict[str, pa.ChunkedArray]:
     """Return HISTORY_SCHEMA and `last_time` for the dead letters of `records`."""
     history = {
         field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
@@ -80,6 +83,7 @@ def _history(records: pa.Table, past_dedup: bool) -> dict[str, pa.ChunkedArray]:
         "attempts": pc.add(pc.fill_null(history["attempts"], 0), pa.scalar(1, pa.int32())),
         "first_time": pc.coalesce(history["first_time"], arrival),
         "last_time": arrival,
-        "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), past_dedup),
+        "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), refused_by is not None),
         "origin": history["origin"],
+        "sink": history["sink"] if refused_by is None else pa.repeat(pa.scalar(refused_by), records.num_rows),
     }

@@ -233,7 +233,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 first[bucket] = min(first.get(bucket, storage), storage)
         names, log = self.connections.names, self.connections.log
         for bucket, storage in first.items():
-            for role, subject in (("out", names.out(bucket)), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))):
+            outs = [(role, names.out(bucket, role)) for role in self.connections.config.topology.outs]
+            for role, subject in (*outs, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))):
                 last = log.last(names.stream(role), subject)
                 if last is not None and not last_position(last) < storage:
                     raise HaltError(
@@ -261,8 +262,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             clock_resets=item.clock_resets,
             watermarks=item.watermarks if report.watermarks is None else report.watermarks,
             input=input_mark(arrived[-1].message),
-            out_end=self._end_of("out", self._done.out_end if self._done else 0, tails),
-            duplicates_end=self._end_of("duplicates", self._done.duplicates_end if self._done else 0, tails),
+            ends={role: self._end_of(role, tails) for role in (*self.connections.config.topology.outs, "duplicates")},
             arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
         )
 
@@ -284,8 +284,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         """Return `done` with its segments on pages of their own."""
         return replace(done, runs=self._lists.write(self._listed_by, self._runs or {}))
 
-    def _end_of(self, role: str, before: int, tails: Mapping[str, SubjectTail]) -> int:
-        """Return the last sequence of a stream that ranges up to this one have written; `before` is the one of the earlier ranges."""
+    def _end_of(self, role: str, tails: Mapping[str, SubjectTail]) -> int:
+        """Return the last sequence of a stream that ranges up to this one have written."""
+        before = self._done.ends.get(role, 0) if self._done else 0
         subjects = self.connections.names.subjects(role).removesuffix(">")
         return max(before, *(sequence for subject, (sequence, _) in tails.items() if subject.startswith(subjects)), 0)
 

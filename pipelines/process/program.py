@@ -1,6 +1,6 @@
 """A program: the steps that raw records of one source pass, from parse to the mapping. Pure: no Spark, no socket.
 
-In: a pipeline file and the facts of its table (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
+In: a pipeline file and the facts of its tables (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
 letters of raw frames (`run`). The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it:
 the table's columns cross the exchange, not the fields.
 """
@@ -8,7 +8,7 @@ the table's columns cross the exchange, not the fields.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -18,24 +18,27 @@ import pyarrow.compute as pc
 from pipelines.config import PipelineConfig
 from pipelines.config.order import in_order
 from pipelines.config.source_ids import only_source
+from pipelines.config.text import path_text
 from pipelines.config.transforms import Transform
-from pipelines.errors import ConfigurationError, Fault
+from pipelines.errors import ConfigurationError, Fault, HaltError
 from pipelines.process.arrivals import Arrived, records_of
+from pipelines.process.computed import stored
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
 from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
-from pipelines.process.steps.mapping import MappedColumn, MapToTable
+from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
-from pipelines.protocol.outcomes import REJECTED, WRITTEN
+from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, joined
+from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
-RELEASE = 3
+RELEASE = 4
 """Format and meaning of programs.
 
 Raised when a release would store programs differently, or produce other rows for the same records.
@@ -44,10 +47,12 @@ Raised when a release would store programs differently, or produce other rows fo
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one source, for one table. `buckets`: their number after the exchange.
+    """The steps of one source, for the tables of all sinks. `buckets`: their number after the exchange.
 
-    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state. No step behind that one
-    drops records: its own part that drops copies runs after all others.
+    `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
+
+    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state. No transform behind that
+    one drops records: its own part that drops copies runs after all others, so only a record with a row counts as the first of its key.
     """
 
     release: int
@@ -55,13 +60,14 @@ class Program:
     topic: str
     buckets: int
     steps: tuple[Step, ...]
+    leg: str = SINK
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
         if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(names) - 2), Rank.LAST]:
-            raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTable.name}")
+            raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTables.name}")
         keyed = [index for index, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
-        behind = self.steps[keyed[0] + 1 :] if keyed else ()
+        behind = self.steps[keyed[0] + 1 : -1] if keyed else ()
         if any(step.drops or step.state is State.PER_BUCKET for step in behind):
             raise ValueError(f"step {names[keyed[0]]} must be the last one that drops records, and the only one with state")
 
@@ -89,10 +95,22 @@ class Program:
         return step
 
     @property
-    def mapping(self) -> MapToTable:
+    def tables(self) -> MapToTables:
         step = self.steps[-1]
-        assert isinstance(step, MapToTable)
+        assert isinstance(step, MapToTables)
         return step
+
+    def seen_from(self, leg: str) -> "Program":
+        """Return the program as a sink leg sees it."""
+        return self if self.leg == leg else replace(self, leg=leg)
+
+    @property
+    def mapping(self) -> MapToTable:
+        """The mapping to the table of `leg`. Raise HaltError for a leg that it has none for: the sink was added since."""
+        for table in self.tables.tables:
+            if table.leg == self.leg:
+                return table
+        raise HaltError(f"configuration {self.version} has no table for {self.leg}; restore the sinks of the pipeline file")
 
     @cached_property
     def dedup(self) -> Dedup:
@@ -127,7 +145,8 @@ class Program:
     def widening(self) -> int:
         """How many times the size of their records rows may take."""
         whole = {column.name for column in self.parse.columns if column.is_whole}
-        return self.mapping.widening + sum(column.field in whole for column in self.mapping.columns)
+        tables = self.tables.tables
+        return self.tables.widening + sum(column.field in whole for table in tables for column in table.columns)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
@@ -171,7 +190,7 @@ def run(
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.dedup.key:
-        counts[WRITTEN.total] = passed.accepted.num_rows
+        counts |= program.tables.counts(passed.accepted)
     if rejected.num_rows:
         reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
         counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
@@ -220,10 +239,10 @@ class TableFacts(Protocol):
     def columns(self) -> Sequence[ColumnFacts]: ...
 
 
-def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
-    """Return the program of `config` for the table as it is now. Raise ConfigurationError if a step does not fit its input.
+def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Program:
+    """Return the program of `config` for its sinks' tables as they are now. Raise ConfigurationError if a step does not fit its input.
 
-    Nullness and DEFAULTs are taken from the table, types from the mapping. A column that the mapping declares by its base type may be
+    Nullness and DEFAULTs are taken from the tables, types from the mappings. A column that a mapping declares by its base type may be
     Nullable in the table (GlassFlow's files do so).
     """
     source = only_source(config)
@@ -246,10 +265,16 @@ def compile_program(config: PipelineConfig, table: TableFacts) -> Program:
         kind = kinds()[transform.step or transform.type]
         add(f"transforms[{index}]", partial(kind.of_file, transform.config, known, units))
         units = _units_after(transform, units)
-    add("sink.mapping", lambda: _mapping(config, units, table))
+    targets: list[MapToTable] = []
+    for seen, table in zip(config.by_sink, tables, strict=True):
+        try:
+            targets.append(_mapping(seen, known, units, table))
+            targets[-1].check(known)
+        except ValueError as error:
+            faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
-    return Program(RELEASE, source.source_id, source.topic, config.buckets, tuple(steps))
+    return Program(RELEASE, source.source_id, source.topic, config.buckets, (*steps, MapToTables(tuple(targets))))
 
 
 def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:
@@ -258,7 +283,7 @@ def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, st
     return kept | {name: unit for name, unit in made.items() if unit}
 
 
-def _mapping(config: PipelineConfig, units: Mapping[str, str], table: TableFacts) -> MapToTable:
+def _mapping(config: PipelineConfig, fields: Columns, units: Mapping[str, str], table: TableFacts) -> MapToTable:
     actual = {column.name: column for column in table.columns}
     columns = []
     for entry in config.sink.mapping:
@@ -268,4 +293,6 @@ def _mapping(config: PipelineConfig, units: Mapping[str, str], table: TableFacts
             kind = column.type
         has_default = column.default_kind == "DEFAULT"
         columns.append(MappedColumn(entry.name, entry.column_name, kind, has_default, units.get(entry.name, "")))
-    return MapToTable(tuple(columns), table.database, table.name, tuple(name for name in POSITION_COLUMNS if name in actual))
+    conditions = [stored(asked.text, fields, config.sink.language, asked.type) for asked in config.sink.expressions()]
+    positions = tuple(name for name in POSITION_COLUMNS if name in actual)
+    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, conditions[0] if conditions else None)

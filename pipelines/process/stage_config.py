@@ -51,5 +51,6 @@ def load(log: Log, names: Names, version: str) -> Program:
 
 
 def config_of(connections: Connections, version: str) -> Program:
-    """Return `load`'s configuration of a version, read from the ledger once for these connections."""
-    return connections.keep(("stage config", version), lambda: load(connections.log, connections.names, version))
+    """Return `load`'s configuration of a version as its sink sees it, read from the ledger once for these connections."""
+    leg = connections.config.sink_leg
+    return connections.keep(("stage config", version), lambda: load(connections.log, connections.names, version).seen_from(leg))

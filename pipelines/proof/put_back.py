@@ -26,7 +26,7 @@ from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.program import Program, run
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.verification.result import Verification
-from pipelines.proof.verification.run import Request, Subject, Verifier, verify
+from pipelines.proof.verification.run import Request, Subject, Verifier, verify_sink
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
@@ -72,7 +72,7 @@ def put_back(
     progress: Progress = no_progress,
     frames_per_insert: int = FRAMES_PER_STEP,
 ) -> PutBack:
-    """Verify the range of `request`, put back the rows that are missing, and verify again. It may run beside the pipeline.
+    """Verify the range of `request`, put back the rows that the sink's table lacks, and verify again. It may run beside the pipeline.
 
     `feed_views`: continue although materialized views get the rows once more. `frames_per_insert`: the most raw frames of one insert. Raise
     HaltError for a table whose rows cannot be put back (no position columns, other columns, rows that it removes by itself, views), and for
@@ -98,7 +98,7 @@ def put_back(
             _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), progress)
             inserts = _Inserts(names, log, clickhouse, lease, progress)
             rows = sum(inserts.insert(subject, target, frames_per_insert) for target in targets)
-    return PutBack(before, len(missing), rows, verify(config, log, request, progress))
+    return PutBack(before, len(missing), rows, verify_sink(config, log, request, progress))
 
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
@@ -198,7 +198,7 @@ class _Inserts:
 
     def _insert_step(self, engine: Engine, target: _Target, step: list[Arrived]) -> int:
         config = target.config
-        rows = run(config, engine, step).rows
+        rows = config.tables.rows_for(run(config, engine, step).rows, config.leg)
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:

@@ -56,7 +56,7 @@ class Finding:
     @property
     def remedy(self) -> str:
         """The next step; empty if only the examples show it."""
-        return _REMEDIES.get((self.place, self.kind), "")
+        return _REMEDIES.get((self.place.partition(" (")[0], self.kind), "")
 
     @property
     def title(self) -> str:

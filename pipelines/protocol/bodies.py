@@ -136,8 +136,8 @@ class ProcessPlan(Plan):
 class ProcessDone(Done):
     """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of this frame.
 
-    `out_end`, `duplicates_end`: the last sequences of these streams. `arrivals` of the range's frames: the first, then the difference of
-    each frame from the one before it.
+    `ends`: the last sequences of the streams that the sinks read, by role, and of `duplicates`. `arrivals` of the range's frames: the
+    first, then the difference of each frame from the one before it.
     """
 
     start: Count
@@ -148,8 +148,7 @@ class ProcessDone(Done):
     clock_resets: tuple[ClockReset, ...] = ()
     watermarks: Watermarks = NOTHING
     input: InputMark | None = None
-    out_end: Count = 0
-    duplicates_end: Count = 0
+    ends: dict[Text, Count] = field(default_factory=dict)
     runs: PageReference | None = None
     arrivals: tuple[Long, ...] = ()
 

@@ -4,6 +4,7 @@ A pipeline id is `[a-z0-9-]`, so it is a valid subject token and stream name; so
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -77,8 +78,9 @@ class Names:
         """Return the subject of redriven dead letters, by the Kafka partition from which they came."""
         return f"tf.{self.pipeline}.raw.{subject_token(source)}.redrive.{partition}"
 
-    def out(self, bucket: int) -> str:
-        return f"tf.{self.pipeline}.out.{bucket}"
+    def out(self, bucket: int, role: str = "out") -> str:
+        """Return the subject of the rows of a bucket, on the stream `role` that a sink reads."""
+        return f"tf.{self.pipeline}.{role}.{bucket}"
 
     def dead_letters(self, leg: str, bucket: int) -> str:
         return f"tf.{self.pipeline}.dlq.{leg_token(leg)}.{bucket}"
@@ -140,9 +142,7 @@ def _below(storage: str, name: str) -> str:
 
 
 ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
-"""Roles of streams; `all_roles` adds those that hold bodies of frames."""
-DEALT_ROLES = ("raw", "out")
-"""Roles of streams whose frames may leave their bodies on other streams (`frame_bodies`)."""
+"""Roles of streams; `all_roles` adds those of further sinks, and those that hold bodies of frames."""
 REDRIVE = "redrive"
 """Name of the chain and the lease for taking dead letters: to redrive or to discard them."""
 PUT_BACK = "put-back"
@@ -174,10 +174,18 @@ def source_of_subject(subject: str) -> str:
     return _ESCAPED.sub(lambda found: bytes.fromhex(found[0].replace("=", "")).decode(), token)
 
 
-def all_roles(streams: int) -> tuple[str, ...]:
-    """Return the roles of all streams of a pipeline, in the order in which they may be deleted: the ledger last."""
+def all_roles(streams: int, outs: Sequence[str] = ("out",)) -> tuple[str, ...]:
+    """Return the roles of all streams of a pipeline, in the order in which they may be deleted: the ledger last.
+
+    `outs`: those that the sinks read.
+    """
     numbers = range(1, streams + 1) if streams > 1 else ()
-    return (*(f"{role}-{number}" for role in DEALT_ROLES for number in numbers), *ROLES)
+    return (*(f"{role}-{number}" for role in ("raw", *outs) for number in numbers), *(role for role in outs if role not in ROLES), *ROLES)
+
+
+def is_dealt(role: str) -> bool:
+    """Return True for the role of a stream whose frames may leave their bodies on other streams (`frame_bodies`)."""
+    return role.partition("_")[0] in ("raw", "out")
 
 
 def body_number(subject: str, streams: int) -> int:
@@ -188,13 +196,13 @@ def body_number(subject: str, streams: int) -> int:
     if streams == 1:
         return 0
     _, _, role, *_, last = subject.split(".")
-    return 1 + int(last) % streams if role in DEALT_ROLES else 0
+    return 1 + int(last) % streams if is_dealt(role) else 0
 
 
 def body_streams(stream: str, streams: int) -> list[str]:
     """Return the streams that hold bodies of a stream's frames; none if its frames have them themselves."""
-    is_dealt = streams > 1 and stream.rpartition("-")[2] in DEALT_ROLES
-    return [f"{stream}-{number}" for number in range(1, streams + 1)] if is_dealt else []
+    has_bodies = streams > 1 and is_dealt(stream.rpartition("-")[2])
+    return [f"{stream}-{number}" for number in range(1, streams + 1)] if has_bodies else []
 
 
 def body_subject(subject: str, number: int) -> str:

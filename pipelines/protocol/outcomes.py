@@ -45,6 +45,15 @@ BY_KIND: dict[str, list[Outcome]] = {
 """The outcomes by kind of leg, in their order in reports."""
 
 
+ROUTED = "routed."
+"""Prefix of the totals of the process leg that count what it has written for a sink leg; a record may be in several of them."""
+
+
+def routed_to(leg: str) -> str:
+    """Return the total of the rows that process has written for a sink leg, where sinks differ in what they take."""
+    return ROUTED + leg
+
+
 def register(name: str, label: str) -> Outcome:
     """Add an outcome of the process leg for a step; `name` ends its total.
 

@@ -309,7 +309,7 @@ class Purge:
         """Purge the copies that were kept of the ranges up to the floor; no code of ours reads them."""
         stream = self._names.stream("duplicates")
         for subject in self._log.subjects(stream, self._names.subjects("duplicates")):
-            self._purge_subject(stream, subject, floor.duplicates_end + 1)
+            self._purge_subject(stream, subject, floor.ends.get("duplicates", 0) + 1)
 
     def _purge_run_lists(self) -> None:
         """Purge pages that the last `done` does not need: pages of an older one, or of one that was never appended."""

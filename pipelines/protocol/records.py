@@ -56,11 +56,13 @@ TIMESTAMPS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 No column type of ClickHouse reaches so far, so a record whose time is at either end is rejected if a column is made of it.
 """
 
-HISTORY_SCHEMA = pa.schema([("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string())])
+HISTORY_SCHEMA = pa.schema(
+    [("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string()), ("sink", pa.string())]
+)
 """Columns after RAW_SCHEMA if a raw frame holds redriven dead letters.
 
-They hold the number of the record's rejections, the time of the first, whether dedup has accepted it, and the position of the last
-rejection.
+They hold the number of the record's rejections, the time of the first, whether dedup has accepted it, the position of the last
+rejection, and the sink leg that has refused it: the other sinks have their rows of it.
 """
 
 POSITION_FIELDS = [

@@ -1,7 +1,7 @@
 """The tally: per leg its input and the outcomes of it, from the running totals of each chain's last `done`.
 
 ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
-process   records read    = rows written + duplicates dropped + dropped by other steps + rejected (dead letters)
+process   records read    = written + duplicates dropped + dropped by other steps + taken by no sink + rejected (dead letters)
 sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both)
 redrive   dead letters    = redriven + discarded + still dead letters
 
@@ -21,7 +21,7 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.existence import Streams, check_started
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Log, Plan, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.outcomes import REJECTED, counted
+from pipelines.protocol.outcomes import REJECTED, WRITTEN, counted, routed_to
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN
 from pipelines.protocol.topology import LegId, Topology, chain_of, feeds, takes_redriven
@@ -139,8 +139,12 @@ def from_chains(
 
 def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -> int:
     """Return the rows that were written for a leg, by the running totals of the chains."""
-    written = sum(totals.get(one, {}).get("rows_out", 0) for one in topology.upstream(leg))
+    written = sum(_output_for(leg, totals.get(one, {})) for one in topology.upstream(leg))
     return written + (totals.get(REDRIVE, {}).get(REDRIVEN, 0) if takes_redriven(leg) else 0)
+
+
+def _output_for(leg: LegId, totals: Totals) -> int:
+    return totals.get(routed_to(leg), totals.get(WRITTEN.total, 0))
 
 
 def _dead_letter_tally(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:

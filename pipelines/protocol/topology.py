@@ -200,6 +200,16 @@ class Topology:
         """The sink legs, in the order of the sinks in the pipeline file."""
         return self.of_kind(SINK)
 
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """The roles of the streams that the sinks read, in the order of the pipeline file."""
+        return tuple(leg.reads for leg in self.sinks if leg.reads)
+
+    @property
+    def routes(self) -> bool:
+        """Whether process decides which sinks take a record."""
+        return len(self.sinks) > 1
+
     def file_id(self, leg: LegId) -> str:
         """Return the id of a leg's source or sink in the pipeline file; empty for process."""
         return self.file_ids[self.legs.index(leg)]

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.config.fields import at_sink
+from pipelines.config.text import path_text
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
 from pipelines.connectors.sinks import Sink, Table
@@ -37,10 +38,10 @@ CONTACT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Prepared:
-    """The findings of the checks: the sources by ingest leg, the table as it is, and the id of each stream by role."""
+    """The findings of the checks: the sources by ingest leg, the tables as they are by sink leg, and the id of each stream by role."""
 
     sources: dict[LegId, SourceFacts]
-    table: Table
+    tables: dict[LegId, Table]
     stream_ids: dict[str, str]
 
 
@@ -54,10 +55,11 @@ def check_supported(config: PipelineConfig) -> None:
 def check_types(config: PipelineConfig) -> None:
     """Raise ConfigurationError if a mapped field cannot become its column's type."""
     fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
-    targets = [TargetColumn(m.name, m.column_name, value_type(m.column_type), False) for m in config.sink.mapping]
     faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
     reached = [ParsedField(name, kind) for name, kind in at_sink(config).items()]
-    faults += [Fault("sink.mapping", fault) for fault in check_mapping(reached, targets)]
+    for seen in config.by_sink:
+        targets = [TargetColumn(m.name, m.column_name, value_type(m.column_type), False) for m in seen.sink.mapping]
+        faults += [Fault(path_text((*seen.sink_at, "mapping")), fault) for fault in check_mapping(reached, targets)]
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
@@ -78,8 +80,8 @@ def check_master(config: PipelineConfig, master: str | None, properties: Path | 
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 
 
-def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Source], sink: Sink) -> Prepared:
-    """Run all checks, in the order of the data. `sources`: by ingest leg.
+def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Source], sinks: Mapping[LegId, Sink]) -> Prepared:
+    """Run all checks, in the order of the data. `sources`: by ingest leg; `sinks`: by sink leg.
 
     Raises RetryableError while a system is away, HaltError or ConfigurationError for the rest.
     """
@@ -90,15 +92,16 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
     log.connect()
     if config.state_uri:
         Storage.at(config.state_uri).check()
-    table = sink.ensure()
+    tables = {leg: sink.ensure() for leg, sink in sinks.items()}
     stream_ids = ensure_streams(config, log)
-    check_existing_rows(config, log, sink, table)
-    return Prepared(facts, table, stream_ids)
+    for leg, sink in sinks.items():
+        check_existing_rows(config.seen_from(leg), log, sink, tables[leg])
+    return Prepared(facts, tables, stream_ids)
 
 
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
-    names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams)
+    names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams, config.topology.outs)
     found = {role: log.state(names.stream(role)) for role in roles}
     for present in filter(None, found.values()):
         _check_same_shape(config, present)
@@ -157,7 +160,7 @@ def check_other_shape(config: PipelineConfig, log: JetStream) -> None:
 
 def change_buckets(config: PipelineConfig, log: JetStream) -> None:
     """Write the shape of `config` to the streams' metadata."""
-    for role in all_roles(config.streams):
+    for role in all_roles(config.streams, config.topology.outs):
         log.set_metadata(Names(config.pipeline_id).stream(role), {SHAPE_KEY: _shape_text(config)})
 
 
@@ -186,7 +189,7 @@ def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, table: Table) -> None:
-    """Raise HaltError when the sink has never sent a row and the table holds rows that may be those of another pipeline.
+    """Raise HaltError when the sink of `config` has never sent a row and the table holds rows that may be those of another pipeline.
 
     Two pipelines in one table would silently double each other's records, and no proof could tell their rows apart.
     """
@@ -208,5 +211,5 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
 
 def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
     names = Names(config.pipeline_id)
-    sinks = [read_chain(log, names, leg.chain) for leg in config.topology.sinks]
-    return any(sink.done is not None or sink.plan is not None for sink in sinks)
+    sink = read_chain(log, names, config.sink_leg.chain)
+    return sink.done is not None or sink.plan is not None

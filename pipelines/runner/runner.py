@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -123,7 +123,7 @@ class Runner:
         self.stop_requested = threading.Event()
         self.legs: dict[LegId, LegView] = {}
         self.coordinator: Coordinator | None = None
-        self.copier: LedgerCopier | None = None
+        self.copiers: dict[LegId, LedgerCopier] = {}
         self.retention: Retention | None = None
         self.pace: Pace | None = None
         self.is_ready = False
@@ -190,7 +190,7 @@ class Runner:
 
     def _wait_for_systems(self) -> Prepared | None:
         """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
-        sink = open_sink(self.config)
+        sinks = {leg: open_sink(self.config.seen_from(leg)) for leg in self.topology.sinks}
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
@@ -200,17 +200,18 @@ class Runner:
             reraise=True,
         )
         try:
-            return retrying(self._prepare, sink)
+            return retrying(self._prepare, sinks)
         except RetryableError:
             if self.stop_requested.is_set():
                 return None
             raise
         finally:
-            sink.close()
+            for sink in sinks.values():
+                sink.close()
             self._end_waiting()
 
-    def _prepare(self, sink: Sink) -> Prepared:
-        prepared = prepare(self.config, self.log, self.sources, sink)
+    def _prepare(self, sinks: Mapping[LegId, Sink]) -> Prepared:
+        prepared = prepare(self.config, self.log, self.sources, sinks)
         check_answers(self.options.master)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
@@ -271,9 +272,10 @@ class Runner:
 
     def _write_run(self, prepared: Prepared) -> RunSpec:
         """Store the stage configuration and the run file of this start."""
-        stages = compile_program(self.config, prepared.table)
-        if any(leg in self.options.legs for leg in self.topology.sinks):
-            check_waiting(self.log, self.names, stages, prepared.table)
+        stages = compile_program(self.config, [*prepared.tables.values()])
+        for leg, table in prepared.tables.items():
+            if leg in self.options.legs:
+                check_waiting(self.log, self.names, stages.seen_from(leg), table, self.topology.option(leg))
         version = stage_config.store(self.log, self.names, stages)
         run = RunSpec(
             self._text,
@@ -302,11 +304,12 @@ class Runner:
         return plan.body.config if plan else ""
 
     def _copy_ledger(self, prepared: Prepared) -> None:
-        """Start the ledger copier if the file asks for it; of several runners, the one with the first sink does."""
-        first = self.topology.sinks[0]
-        if self.config.sink.ledger_table and first in self.leases:
-            self.copier = LedgerCopier(self.config.sink, self.names, self.log, prepared.stream_ids["ledger"], self.leases[first])
-            self.copier.start()
+        """Start a ledger copier for each sink of this run whose `ledger_table` the file names."""
+        for seen in self.config.by_sink:
+            if seen.sink.ledger_table and seen.sink_leg in self.leases:
+                copier = LedgerCopier(seen.sink, self.names, self.log, prepared.stream_ids["ledger"], self.leases[seen.sink_leg])
+                self.copiers[seen.sink_leg] = copier
+                copier.start()
 
     def _keep_retention(self) -> None:
         expire_after = self.config.dead_letters.max_age
@@ -387,8 +390,8 @@ class Runner:
             yield partial(self._engine.close, self._session)
         for source in self.sources.values():
             yield source.close
-        if self.copier is not None:
-            yield partial(self._end_copying, self.copier)
+        for copier in self.copiers.values():
+            yield partial(self._end_copying, copier)
         for lease in self.leases.values():
             yield lease.release
         yield self.log.close

@@ -95,7 +95,8 @@ class Share:
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
         lanes = Lanes(self._log, self._subject)
         self._lanes.append(lanes)
-        connections = Connections(self._run, keep_partitions=True, log=self._log, lanes=lanes, note=self._say)
+        seen = self._run.config.seen_from(name)
+        connections = Connections(self._run, keep_partitions=True, log=self._log, config=seen, lanes=lanes, note=self._say)
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)

@@ -62,7 +62,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "legs": legs,
         "lanes": _lanes(runner),
         "lag": lag,
-        **({"ledger_table": asdict(runner.copier.status)} if runner.copier else {}),
+        **({"ledger_tables": {leg: asdict(copier.status) for leg, copier in runner.copiers.items()}} if runner.copiers else {}),
         **_streams(runner),
     }
 

@@ -95,11 +95,11 @@ def _is_wider(column: ColumnType, made_for: ColumnType) -> bool:
     return column.name.startswith("Enum") and names[0] == names[1] and {*made_for.members} <= {*column.members}
 
 
-def way_on(pipeline: str) -> str:
-    """Return the ways to handle rows that no longer fit the table or the file."""
+def way_on(pipeline: str, leg: str) -> str:
+    """Return the ways to handle rows that no longer fit the table or the file. `leg`: as `--leg` names it."""
     return (
         f"Put the table and the file of pipeline {pipeline} back as they were, drain first with `tallyflow run FILE --until-caught-up`, "
-        "then change both; or stop the pipeline and give these rows up with `tallyflow plan abandon FILE --leg sink --waiting "
+        f"then change both; or stop the pipeline and give these rows up with `tallyflow plan abandon FILE --leg {leg} --waiting "
         "--reason TEXT`: they become dead letters, which `tallyflow dlq reprocess` lets enter again under the new file"
     )
 

@@ -40,7 +40,7 @@ def check_columns(connections: Connections, config: Program, rows: pa.Table) -> 
         raise HaltError(
             f"inserting a chunk into {config.full_table}: the table was altered and no longer takes the rows that were made "
             f"under configuration {config.version}: {'; '.join(faults)}. They were not sent. "
-            f"{way_on(connections.names.pipeline)}"
+            f"{way_on(connections.names.pipeline, connections.config.topology.option(connections.config.sink_leg))}"
         )
 
 
@@ -55,13 +55,13 @@ def check_digest(chunk: Chunk, stream: str, planned: str) -> None:
 
 def token_of(connections: Connections, plan: SinkPlan, chunk: Chunk) -> str:
     """Return the insert token of a whole chunk, from which those of its pieces are made."""
-    stream_id = connections.run.stream_ids["out"]
+    stream_id = connections.run.stream_ids[connections.out]
     return insert_token(connections.names.pipeline, stream_id, plan.table, chunk.first, chunk.last, chunk.digest)
 
 
 def work_of(connections: Connections, chunk: Chunk) -> str:
     """Return the name of all inserts of a chunk, by which the sink finds those that are running."""
-    return inserts_of_chunk(connections.names.pipeline, connections.run.stream_ids["out"], chunk.first, chunk.last)
+    return inserts_of_chunk(connections.names.pipeline, connections.run.stream_ids[connections.out], chunk.first, chunk.last)
 
 
 def insert(connections: Connections, table: str, columns: Sequence[str], block: bytes, token: str, work: str) -> None:

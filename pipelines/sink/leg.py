@@ -68,7 +68,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     @property
     def _stream(self) -> str:
-        return self.connections.names.stream("out")
+        return self.connections.names.stream(self.connections.out)
 
     def propose(self, end: Offset) -> SinkPlan:
         start = self.chain.state.to or 0
@@ -105,7 +105,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if config.full_table != self._table:
             raise HaltError(
                 f"{where}: these rows were made for table {config.full_table}, the file of this run names {self._table}; nothing was sent. "
-                f"{way_on(self.connections.names.pipeline)}"
+                f"{way_on(self.connections.names.pipeline, self.connections.config.topology.option(self.name))}"
             )
         return config
 
@@ -139,7 +139,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return Chunk(messages)
 
     def _frames(self, after: int, to: int) -> Iterator[Message]:
-        return self.connections.log.fetch(self._stream, self.connections.names.subjects("out"), after, to)
+        return self.connections.log.fetch(self._stream, self.connections.names.subjects(self.connections.out), after, to)
 
     def execute(self, plan: Entry[SinkPlan]) -> SinkDone:
         # An earlier attempt may have amended the plan.

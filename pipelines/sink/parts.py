@@ -19,9 +19,10 @@ from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.lanes import OWN_SHARES
 from pipelines.errors import InsertTooLargeError, RefusedError, RetryableError, TallyflowError
 from pipelines.process.stage_config import config_of
-from pipelines.protocol.bodies import SINK_CHAIN, SinkPlan
+from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.codec import Count, Digest, Flag, Form, Text, Version, from_text, to_text
 from pipelines.protocol.records import Message
+from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import Chunk, Pieces, Rows, chunk_rows, insert_block
 from pipelines.sink.inserts import check_columns, check_digest, insert, insert_columns, token_of, work_of
 from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS
@@ -34,11 +35,12 @@ FRESH_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class InsertItem(Form):
-    """The piece `number` of a plan: out frames from `start` (exclusive) to `to`, for one insert under `token`, named by `work`.
+    """The piece `number` of a plan of `leg`: out frames from `start` (exclusive) to `to`, for one insert under `token`, named by `work`.
 
     `entry`: the last entry of the chain. Behind another one the piece may have been cut, or the leg may have gone on without it.
     """
 
+    leg: Text
     number: Count
     entry: Count
     start: Count
@@ -85,12 +87,13 @@ def insert_part(connections: Connections, text: str, clock: Callable[[], float] 
     Raise HaltError for rows that do not fit the table, or are not those of the plan.
     """
     item = from_text(InsertItem, text)
-    return to_text(_reported(item.number, partial(_insert_part, connections, item, clock))).encode()
+    of_leg = connections.of_leg(LegId.parse(item.leg))
+    return to_text(_reported(item.number, partial(_insert_part, of_leg, item, clock))).encode()
 
 
 def _insert_part(connections: Connections, item: InsertItem, clock: Callable[[], float]) -> None:
-    stream = connections.names.stream("out")
-    messages = tuple(connections.log.fetch(stream, connections.names.subjects("out"), item.start, item.to))
+    stream = connections.names.stream(connections.out)
+    messages = tuple(connections.log.fetch(stream, connections.names.subjects(connections.out), item.start, item.to))
     check_contiguous(stream, [message.sequence for message in messages], item.start, item.to)
     chunk = Chunk(messages)
     check_digest(chunk, stream, item.digest)
@@ -98,7 +101,7 @@ def _insert_part(connections: Connections, item: InsertItem, clock: Callable[[],
     def check_right() -> None:
         """Raise RetryableError unless the chain is as the leg knew it a moment ago."""
         asked_at = clock()
-        last = connections.log.last(connections.names.stream("ledger"), connections.names.chain(SINK_CHAIN.leg))
+        last = connections.log.last(connections.names.stream("ledger"), connections.names.chain(item.leg))
         if last is None or last.sequence != item.entry or clock() - asked_at > FRESH_SECONDS:
             raise RetryableError("inserting a piece: the leg has gone on, or NATS is too slow to tell; nothing was sent")
 
@@ -176,6 +179,7 @@ class Parts:
     def _item(self, number: int, entry: int) -> InsertItem:
         frames = self._frames[number]
         return InsertItem(
+            leg=self._connections.config.sink_leg,
             number=number,
             entry=entry,
             start=frames.first - 1,

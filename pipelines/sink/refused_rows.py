@@ -1,7 +1,7 @@
 """Dead letters of the sink: rows that ClickHouse refuses or that were abandoned, with the records from which they were made.
 
-A dead letter's subject is `dlq.sink.<bucket>` of the out frame that holds the row. Rows of one bucket are in position order there, so these
-dead letters are appended by the position rule like all others, and a replay appends nothing.
+A dead letter's subject is `dlq.<leg>.<bucket>` of the out frame that holds the row. Rows of one bucket are in position order there, so
+these dead letters are appended by the position rule like all others, and a replay appends nothing.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.rejection_limit import describe_position
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.append import Appender, append_rows, last_position
-from pipelines.protocol.bodies import SINK_CHAIN, SinkPlan
+from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import Message, decode_frame, describe_frame
@@ -29,6 +29,7 @@ _PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
     """Append the dead letters of a chunk's refused and abandoned rows. Raise RetryableError while a raw frame is not served."""
     coded = sorted([*((row, "refused", reason) for row, reason in refused), *((row, "abandoned", reason) for row, reason in abandoned)])
+    leg = connections.config.sink_leg
     rows_of: dict[int, list[pa.Table]] = {}
     last_of: dict[int, Position] = {}
     first = 0
@@ -44,8 +45,8 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = dead_letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, past_dedup=True)
-        stream, subject = names.stream("dlq"), names.dead_letters(SINK_CHAIN.leg, bucket)
+        table = dead_letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, refused_by=leg)
+        stream, subject = names.stream("dlq"), names.dead_letters(leg, bucket)
         appender = Appender(connections.log, stream, subject, last_position, last_of[bucket], framing=connections.means.framing)
         append_rows(appender, table)
 

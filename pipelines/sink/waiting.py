@@ -12,10 +12,11 @@ from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import HaltError
 from pipelines.process import stage_config
 from pipelines.process.program import Program
-from pipelines.protocol.bodies import PROCESS_CHAIN, SINK_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message, decode_columns
+from pipelines.protocol.topology import LegId
 from pipelines.sink.fit import keeps_null, misfits, way_on
 
 _SCANNED_AT_ONCE = 10_000
@@ -39,15 +40,17 @@ class Waiting:
         return f"{self.rows:,} rows wait for the sink that were made under an earlier configuration ({self.version}), which"
 
 
-def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> None:
+def check_waiting(log: JetStream, names: Names, now: Program, table: Table, option: str) -> None:
     """Raise HaltError, with every fault, for waiting rows that were made for another table, or do not fit `table` any more.
 
-    `now`: the configuration of this start. Rows that were made under it fit: it was made from `table`.
+    `now`: the configuration of this start, seen from the sink leg, which `--leg` names `option`. Rows that were made under it fit: it was
+    made from `table`.
     """
     stored = log.subjects(names.stream("ledger"), names.config(">"))
     if not {*stored} - {names.config(now.version)}:
         return
-    for waiting in waiting_rows(log, names):
+    leg = LegId.parse(now.leg)
+    for waiting in waiting_rows(log, names, leg):
         if waiting.version == now.version:
             continue
         if not waiting.version:
@@ -55,22 +58,25 @@ def check_waiting(log: JetStream, names: Names, now: Program, table: Table) -> N
                 f"starting pipeline {names.pipeline}: {waiting.rows:,} rows wait for the sink and name no configuration: an older release "
                 "wrote them, start that one once with --until-caught-up; or somebody else did, and only Tallyflow may write to its streams"
             )
-        config = stage_config.load(log, names, waiting.version)
+        config = stage_config.load(log, names, waiting.version).seen_from(leg)
         faults = [f"they were made for table {config.full_table}"] if config.full_table != now.full_table else []
         faults = faults or _faults(log, names, config, waiting, now.position_columns, table.columns)
         if faults:
             raise HaltError(
                 f"starting pipeline {names.pipeline}: {waiting} do not fit table {now.full_table} as it is now: {'; '.join(faults)}. "
-                f"Nothing was started. {way_on(names.pipeline)}"
+                f"Nothing was started. {way_on(names.pipeline, option)}"
             )
 
 
-def waiting_rows(log: JetStream, names: Names) -> Iterator[Waiting]:
-    """Yield the unconfirmed rows by their configuration, in the order of their first rows; the range that process has begun comes last."""
-    stream = names.stream("out")
+def waiting_rows(log: JetStream, names: Names, leg: LegId) -> Iterator[Waiting]:
+    """Yield the rows that a sink leg has not confirmed, by their configuration, in the order of their first rows.
+
+    The range that process has begun comes last.
+    """
+    stream = names.stream(leg.reads or "")
     found: dict[str, Waiting] = {}
     state = log.state(stream)
-    for message in headers(log, stream, read_chain(log, names, SINK_CHAIN).to or 0, state.last_sequence if state else 0):
+    for message in headers(log, stream, read_chain(log, names, leg.chain).to or 0, state.last_sequence if state else 0):
         if message.rows:
             waiting = found.setdefault(message.config, Waiting(message.config, 0, message.sequence))
             waiting.rows, waiting.last = waiting.rows + message.rows, message.sequence
@@ -92,7 +98,7 @@ def _faults(
     taking = {column.name for column in columns if column.default_kind not in ("MATERIALIZED", "ALIAS")}
     lost = {column.name for column in columns if column.name in taking and not _takes_null(column)}
     in_doubt = [target.name for target in config.targets if target.takes_null and target.name in lost]
-    return misfits(config, position_columns, columns, _with_nulls(log, names, waiting, in_doubt))
+    return misfits(config, position_columns, columns, _with_nulls(log, names, LegId.parse(config.leg), waiting, in_doubt))
 
 
 def _takes_null(column: TableColumn) -> bool:
@@ -103,12 +109,13 @@ def _takes_null(column: TableColumn) -> bool:
         return True
 
 
-def _with_nulls(log: JetStream, names: Names, waiting: Waiting, columns: Collection[str]) -> set[str]:
+def _with_nulls(log: JetStream, names: Names, leg: LegId, waiting: Waiting, columns: Collection[str]) -> set[str]:
     """Return the `columns` in which a waiting row has a null."""
     found: set[str] = set()
     if not columns or not waiting.rows:
         return found
-    for message in log.fetch(names.stream("out"), names.subjects("out"), waiting.first - 1, waiting.last):
+    role = leg.reads or ""
+    for message in log.fetch(names.stream(role), names.subjects(role), waiting.first - 1, waiting.last):
         if message.rows and message.config == waiting.version:
             table = decode_columns(message.payload, list(columns))
             found |= {name for name in columns if table.column(name).null_count}

@@ -5,7 +5,7 @@ FROM (SELECT position, stage AS wanted FROM parsed WHERE position BETWEEN $first
 FULL JOIN (
     SELECT position, dead_letters.stage, code
     FROM dead_letters LEFT JOIN parsed USING (position)
-    WHERE position BETWEEN $first AND $last AND dead_letters.stage <> 'sink'
+    WHERE position BETWEEN $first AND $last AND NOT starts_with(dead_letters.stage, 'sink')
       AND NOT (code = 'row_too_large' AND coalesce(is_wide, false) AND parsed.stage IS NULL)
 ) AS dead_letters USING (position)
 WHERE wanted IS DISTINCT FROM dead_letters.stage

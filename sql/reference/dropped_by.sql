@@ -1,2 +1,2 @@
--- Records that a step without state drops. Two of one kind count together.
-SELECT position FROM parsed WHERE stage = 'dropped.$step' AND position BETWEEN $first AND $last
+-- Records that a step without state drops with one outcome. Steps of one kind count together.
+SELECT position FROM parsed WHERE stage = '$total' AND position BETWEEN $first AND $last

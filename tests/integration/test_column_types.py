@@ -286,6 +286,7 @@ def test_a_verification_calls_for_the_value_that_is_stored(
             "value": text,
             "is_oversize": False,
             "is_past": False,
+            "sink": None,
         }
         reference.load(iter([pa.RecordBatch.from_pylist([frame], schema=FRAME_SCHEMA)]), config)
         reference.evaluate(config, Bounds(0, 2))

@@ -119,13 +119,13 @@ def test_its_trouble_is_in_the_status_and_the_pipeline_goes_on(case: PipelineCas
     case.send_events(30)
     case.wait_count(30)
     if trouble == "a table of other columns":
-        found = wait_until(lambda: snapshot(runner)["ledger_table"]["message"], "the copier's trouble")
+        found = wait_until(lambda: snapshot(runner)["ledger_tables"]["sink"]["message"], "the copier's trouble")
         assert f"reading table default.{table}" in found
         assert snapshot(runner)["healthy"]
     case.client().command(f"DROP TABLE IF EXISTS {table} SYNC")
     case.send_events(30)
     wait_until(lambda: _exists(case, table) and in_table(case, table) == _rows(case), "a new table with all entries")
-    assert snapshot(runner)["ledger_table"] | {"copied_to": 0} == {
+    assert snapshot(runner)["ledger_tables"]["sink"] | {"copied_to": 0} == {
         "table": f"default.{table}",
         "copied_to": 0,
         "state": "running",

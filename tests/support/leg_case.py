@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from pipelines.config import OnError
 from pipelines.connectors.sources import Block, SourceFacts, Words
@@ -20,7 +21,7 @@ from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.run_lists import Lists, live_lists
-from pipelines.protocol.topology import Topology
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock, MemoryLog, records
 from support.memory_sink.connector import MemoryTable
@@ -55,6 +56,8 @@ class LegCase(Kept):
     `between`: the steps between parse and the mapping, by default the first of each key.
     """
 
+    out = "out"
+
     def __init__(
         self,
         directory: Path,
@@ -80,9 +83,11 @@ class LegCase(Kept):
         sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", max_insert_time=timedelta(seconds=60))
         topology = Topology.of(["s"], [""])
         resources = SimpleNamespace(nats=nats)
-        self.config = SimpleNamespace(sources=[source], topology=topology, sink=sink, on_error=OnError(), resources=resources)
+        self.config = SimpleNamespace(
+            sources=[source], topology=topology, sink=sink, on_error=OnError(), resources=resources, sink_leg=LegId("sink")
+        )
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities={"s": "T"}, stream_ids={"out": "S"}, targets=None, **versions)
+        self.run = SimpleNamespace(identities={"s": "T"}, stream_ids={self.out: "S"}, targets=None, **versions)
         self.stores: dict[int, KeyedStore] = {}
         self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=60.0)
         # A leg that is asked to stop gives up instead of waiting: the test says when it goes on.
@@ -97,6 +102,9 @@ class LegCase(Kept):
         chain = Chain(self.log, NAMES, CHAINS[leg], self.epoch)
         chain.open()
         return chain
+
+    def of_leg(self, leg: LegId) -> Any:
+        return self
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self.stores:

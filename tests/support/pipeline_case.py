@@ -409,7 +409,7 @@ class PipelineCase:
         text = self.file.read_text()
         config = parse(text, name=str(self.file), environment=os.environ)
         engine = BriskEngine(self.session) if self.session else PlainEngine(self.leg_classes)
-        legs = SINGLE.select(options.pop("legs", ()))
+        legs = config.topology.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)
         return Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine)
 

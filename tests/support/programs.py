@@ -6,7 +6,7 @@ from typing import Any
 from pipelines.process.program import RELEASE, Program
 from pipelines.process.steps import Step
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.steps.mapping import MappedColumn, MapToTable
+from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS
 
@@ -26,7 +26,7 @@ def program(
 ) -> Program:
     """Return parse, the steps `between`, and the mapping. `fields`: (name, source type); `columns`: as of `MappedColumn`."""
     mapping = MapToTable(tuple(MappedColumn(*column) for column in columns), "db", table, tuple(position_columns))
-    return Program(RELEASE, source, topic, buckets, (Parse(tuple(fields)), *between, mapping))
+    return Program(RELEASE, source, topic, buckets, (Parse(tuple(fields)), *between, MapToTables((mapping,))))
 
 
 def first_of(key: str, window_us: int, **more: Any) -> Dedup:

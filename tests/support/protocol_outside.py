@@ -26,6 +26,7 @@ from pipelines.protocol.frame_bodies import with_body
 from pipelines.protocol.ledger import Entry
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
+from pipelines.protocol.topology import LegId
 from pipelines.runner.share import LANE_WORKS
 from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog, records, stream_of
 from support.protocol_stages import modelled
@@ -358,6 +359,8 @@ class Topic:
 class Outside(Kept):
     """What a leg's work sees as `legs.connections.Connections`."""
 
+    out = "out"
+
     def __init__(self, world: "World", epoch: int, version: str, lanes: "ModelLanes | None" = None) -> None:
         super().__init__()
         self.names, self.log, self.engine = NAMES, world.log, None
@@ -367,16 +370,20 @@ class Outside(Kept):
         sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
-        self.config = SimpleNamespace(sources=[source], topology=SINGLE, sink=sink, on_error=OnError(), resources=resources)
+        config = {"sources": [source], "topology": SINGLE, "sink": sink, "sink_leg": LegId("sink")}
+        self.config = SimpleNamespace(**config, on_error=OnError(), resources=resources)
         self._world, self._stores, self.means = world, {}, world.means
         self.lanes = lanes or ModelLanes(world, epoch, version)
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities={"orders": "T"}, stream_ids={"out": "S"}, targets=None, **versions)
+        self.run = SimpleNamespace(identities={"orders": "T"}, stream_ids={self.out: "S"}, targets=None, **versions)
 
     def keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Programs have the model's steps in place of the real ones."""
         is_program = isinstance(name, tuple) and name[0] == "stage config"
         return super().keep(name, (lambda: modelled(make())) if is_program else make)
+
+    def of_leg(self, leg: LegId) -> Any:
+        return self
 
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:

@@ -11,7 +11,7 @@ from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.program import Program
 from pipelines.process.steps import Context
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.steps.mapping import MapToTable
+from pipelines.process.steps.mapping import MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
@@ -37,7 +37,7 @@ def configuration(refused: str, window_us: int, has_more: bool = False, lateness
 
 def modelled(config: Program) -> Program:
     """`config` with the model's steps in place of the real ones."""
-    kinds = {Parse: ModelParse, Dedup: ModelDedup, MapToTable: ModelMap}
+    kinds = {Parse: ModelParse, Dedup: ModelDedup, MapToTables: ModelMap}
     return replace(config, steps=tuple(kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps))
 
 
@@ -95,14 +95,14 @@ def time_us(value: bytes) -> int:
     return int(produced(value).partition(b"@")[2] or 0) * 1_000_000
 
 
-class ModelMap(MapToTable):
+class ModelMap(MapToTables):
     def apply(self, context: Context, table: pa.Table) -> StageOutput:
         end_at(VENOM, table)
         keep = [name for name in context.carried if name in table.column_names]
         emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
         columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
         columns += [table[name] for name in keep]
-        more = {column.name: pa.array([MORE] * table.num_rows, pa.binary()) for column in self.columns if column.name == "more"}
+        more = {column.name: pa.array([MORE] * table.num_rows, pa.binary()) for column in self.tables[0].columns if column.name == "more"}
         names = ["value", *more, *POSITION_COLUMNS, *keep]
         return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
 

@@ -1,4 +1,4 @@
-"""The `sink` of the pipeline file: the ClickHouse table, its connection, batching and the column mapping."""
+"""A sink of the pipeline file: the ClickHouse table, its connection, batching, the column mapping, and which records it takes."""
 
 import pkgutil
 from datetime import timedelta
@@ -9,7 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from pipelines.config.base import Faults, FieldPath, Host, Identifier, Model, Port, Positive, Secret, Text, Window, ours, repeated, theirs
+from pipelines.config.base import (
+    Expression,
+    Faults,
+    FieldPath,
+    Host,
+    Identifier,
+    Model,
+    Port,
+    Positive,
+    Secret,
+    Text,
+    Window,
+    matching,
+    ours,
+    repeated,
+    theirs,
+)
+from pipelines.config.transform_model import Asked, Language
 
 _SHORTEST_INSERT, _LONGEST_INSERT = timedelta(seconds=1), timedelta(minutes=10)
 
@@ -29,6 +46,12 @@ def _not_reserved(name: str) -> str:
 
 
 SinkColumn = Annotated[Identifier, AfterValidator(_not_reserved)]
+SINK_ID = r"^[a-z][a-z0-9_]{0,39}$"
+SinkId = Annotated[
+    str,
+    AfterValidator(matching(SINK_ID, "must be at most 40 of a-z, 0-9 and _, beginning with a-z")),
+    Field(json_schema_extra={"pattern": SINK_ID}),
+]
 
 
 class ClickHouseConnection(Model):
@@ -56,7 +79,29 @@ class ColumnMapping(Model):
     column_type: Annotated[str, AfterValidator(_column_type)] = theirs(..., "ClickHouse type of the column, such as `Nullable(String)`.")
 
 
-class ClickHouseSink(Model):
+class SinkModel(Model):
+    """What the models of all sinks have: a name, and the records that they take."""
+
+    id: SinkId | None = ours(None, "Name of the sink in streams, legs and reports; required in `sinks`, and never changes.")
+    when: Expression | None = ours(
+        None, "Condition over the fields that reach the sink; it takes the records for which it is true. Default: all. Only in `sinks`."
+    )
+    language: Language | None = ours(None, "Language of `when`: `sql` or `expr`. Default: as in transforms.")
+
+    def expressions(self) -> tuple[Asked, ...]:
+        """Return the condition, if there is one. Also called over a `Partial`."""
+        return (Asked(("when",), self.when, type="bool"),) if self.when is not None else ()
+
+    def place(self) -> tuple[object, ...]:
+        """Return what two sinks must not share: where their rows are. Also called over a `Partial`."""
+        return (self.id,)
+
+    def faults(self) -> Faults:
+        if self.language is not None and self.when is None:
+            yield ("language",), "is the language of `when`, which is not given"
+
+
+class ClickHouseSink(SinkModel):
     """The ClickHouse table that the pipeline writes."""
 
     type: Literal["clickhouse"] = theirs(..., "Kind of sink.")
@@ -95,7 +140,12 @@ class ClickHouseSink(Model):
         None, "Table in the same database that the ledger is copied to, for dashboards and backups; created if it does not exist."
     )
 
+    def place(self) -> tuple[object, ...]:
+        connection = self.connection_params
+        return connection.host.lower(), connection.http_port_effective, connection.database, self.table
+
     def faults(self) -> Faults:
+        yield from SinkModel.faults(self)
         if self.ledger_table == self.table:
             yield ("ledger_table",), "is the table that the pipeline writes; name another table for the ledger"
         if not _SHORTEST_INSERT <= self.max_insert_time <= _LONGEST_INSERT:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from pipelines.config import PipelineConfig
+from pipelines.config.text import path_text
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
 from pipelines.connectors.sinks import Table, TableColumn, declared_columns
@@ -76,7 +77,7 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
     actual = {column.name: column for column in columns}
     faults = []
     for index, entry in enumerate(config.sink.mapping):
-        path = f"sink.mapping[{index}]"
+        path = path_text((*config.sink_at, "mapping", index))
         column = actual.get(entry.column_name)
         if column is None:
             faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
@@ -87,7 +88,7 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
             faults.append(Fault(f"{path}.column_type", difference))
     for name, kind in POSITION_COLUMN_TYPES:
         if name in actual and actual[name].type != kind:
-            faults.append(Fault("sink.table", f"position column {name} is {actual[name].type}, not {kind}"))
+            faults.append(Fault(path_text((*config.sink_at, "table")), f"position column {name} is {actual[name].type}, not {kind}"))
     return faults
 
 

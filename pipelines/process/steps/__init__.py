@@ -60,7 +60,7 @@ class Step(Protocol):
     """One step. Rows keep their order, and their position columns stay unchanged.
 
     `name`: in files, programs, and of its reference statement. `stage`: in dead letters. `outcomes`: the outcomes with which a record may
-    end here, each registered. `carried`: columns that its part after the exchange needs.
+    end here, each registered.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -69,7 +69,6 @@ class Step(Protocol):
     outcomes: ClassVar[tuple[Outcome, ...]]
     state: ClassVar[State] = State.NONE
     rank: ClassVar[Rank] = Rank.TRANSFORM
-    carried: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
@@ -79,6 +78,11 @@ class Step(Protocol):
         configuration that does not fit them.
         """
         raise TypeError(f"step {cls.name!r} is no transform")
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The columns that its part after the exchange needs."""
+        return ()
 
     @property
     def drops(self) -> bool:

@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipelines.expressions.evaluate import EXPRESSION_ERROR
-from pipelines.process.computed import Stored, computed, stored
-from pipelines.process.rejections import Rejections
+from pipelines.process.computed import Stored, stored, where
 from pipelines.process.steps import Columns, Context, Step
 from pipelines.protocol.outcomes import REJECTED, register
 from pipelines.protocol.records import StageOutput
-from pipelines.types.vectors import to_mask
 
 FILTERED = register("filter", "dropped by filter")
 
@@ -46,17 +42,9 @@ class Filter(Step):
         return columns_in
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
-        rejections = Rejections(self.stage, rows.num_rows)
-        (values,) = computed(context.engine, rows, [self.condition], rejections)
-        if self.condition.language == "expr" and values.null_count:
-            message = f"{self.condition.text} gives nil, which is no condition"
-            rejections.note(to_mask(pc.is_null(values)), EXPRESSION_ERROR, None, message)
-        stays = to_mask(pc.fill_null(values, False))
-        passed = rejections.split(rows, rows)
-        if rejections.any:
-            stays = stays[rejections.open]
-        accepted = passed.accepted if stays.all() else passed.accepted.filter(pa.array(stays))
-        return StageOutput(accepted, passed.rejected, {FILTERED.total: passed.accepted.num_rows - accepted.num_rows})
+        judged = where(context.engine, rows, self.condition, self.stage)
+        dropped = rows.num_rows - judged.accepted.num_rows - judged.rejected.num_rows
+        return StageOutput(judged.accepted, judged.rejected, {FILTERED.total: dropped})
 
 
 STEP = Filter

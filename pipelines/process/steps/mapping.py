@@ -1,18 +1,36 @@
-"""The last step: fields to the columns of the table (`process.mapping`), and the name of the table."""
+"""The last step: fields to the columns of each table (`process.mapping`), for the sinks that take the record.
+
+A record that one of its tables does not take is rejected whole: no sink has a row of it. In a program with one sink that takes all records
+the rows have the table's columns; else, before `MapToTables.rows_for`, those of every table, and which sinks take them.
+"""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pipelines.process.computed import Stored, where
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.process.steps import Columns, Context, Rank, Step
-from pipelines.protocol.outcomes import REJECTED
-from pipelines.protocol.records import StageOutput
+from pipelines.protocol.outcomes import REJECTED, WRITTEN, register, routed_to
+from pipelines.protocol.positions import position_keys
+from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, empty_rejected
+from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type, quote_identifier, value_type
 from pipelines.types.fields import ParsedField
+from pipelines.types.vectors import Mask
+
+UNROUTED = register("unrouted", "taken by no sink")
+SINK_COLUMN = "_tf_sink"
+"""The sink leg that refused a record before it was redriven: it alone takes the record now. Null for all others. Often absent."""
+_ROW = "_tf_row"
+Numbers = npt.NDArray[np.int64]
 
 
 class MappedColumn(NamedTuple):
@@ -26,18 +44,18 @@ class MappedColumn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MapToTable(Step):
-    """The written columns, in their order, then the `position_columns` that the table has."""
+class MapToTable:
+    """The columns of one table, in their order, then the `position_columns` that it has.
 
-    name = "mapping"
-    stage = "transform"
-    outcomes = (REJECTED,)
-    rank = Rank.LAST
+    `leg`: the sink leg that writes it. `when`: the condition of the records that it takes, None for all.
+    """
 
     columns: tuple[MappedColumn, ...]
     database: str
     table: str
     position_columns: tuple[str, ...]
+    leg: str = SINK
+    when: Stored | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for names and types that may not be placed in a statement: a writer to the ledger must not decide an INSERT."""
@@ -45,6 +63,8 @@ class MapToTable(Step):
             quote_identifier(name)
         for column in self.columns:
             parse_type(column.type)
+        if self.when is not None and self.when.expression.type != "bool":
+            raise ValueError(f"{self.when.text!r} is no condition")
 
     @cached_property
     def targets(self) -> list[TargetColumn]:
@@ -60,18 +80,135 @@ class MapToTable(Step):
         return max(Counter(column.field for column in self.columns).values(), default=1)
 
     def fields_read(self) -> frozenset[str]:
-        return frozenset(column.field for column in self.columns)
+        return frozenset(column.field for column in self.columns) | (self.when.fields if self.when else frozenset())
+
+    def check(self, columns: Columns) -> None:
+        """Raise ValueError unless `columns` has the fields, and they can become the table's columns."""
+        if faults := check_mapping([ParsedField(name, kind) for name, kind in columns.items()], self.targets):
+            raise ValueError("; ".join(faults))
+        if self.when is not None:
+            self.when.check_inputs(columns)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The rows of one table. `numbers`: of their records in the batch, ascending; `rejected`: the records that the table does not take."""
+
+    rows: pa.Table
+    numbers: Numbers
+    rejected: pa.Table
+
+
+@dataclass(frozen=True)
+class MapToTables(Step):
+    """The tables, in the order of their sinks."""
+
+    name = "mapping"
+    stage = "transform"
+    outcomes = (UNROUTED, REJECTED)
+    rank = Rank.LAST
+
+    tables: tuple[MapToTable, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError without a table, and for two of one leg."""
+        if not self.tables or len({table.leg for table in self.tables}) < len(self.tables):
+            raise ValueError("the mapping needs tables, one for each sink")
+
+    @property
+    def routes(self) -> bool:
+        """Whether sinks differ in what they take."""
+        return len(self.tables) > 1 or self.tables[0].when is not None
+
+    @property
+    def drops(self) -> bool:
+        return all(table.when is not None for table in self.tables)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        return (SINK_COLUMN,) if self.routes else ()
+
+    @property
+    def widening(self) -> int:
+        return sum(table.widening for table in self.tables)
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset[str]().union(*(table.fields_read() for table in self.tables))
 
     def columns_out(self, columns_in: Columns) -> Columns:
-        if faults := check_mapping([ParsedField(name, kind) for name, kind in columns_in.items()], self.targets):
-            raise ValueError("; ".join(faults))
-        return {column.name: column.type for column in self.columns}
+        for table in self.tables:
+            table.check(columns_in)
+        return {self._label(number, one.name): one.type for number, table in enumerate(self.tables) for one in table.columns}
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in context.carried if name in rows.column_names]
-        mapped = map_columns(context.engine, rows, self.targets, keep)
-        fitting = reject_wide(mapped.accepted, context.widest_bytes)
-        return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
+        if not self.routes:
+            mapped = map_columns(context.engine, rows, self.tables[0].targets, keep)
+            fitting = reject_wide(mapped.accepted, context.widest_bytes)
+            return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
+        is_open, taken = np.ones(rows.num_rows, dtype=bool), []
+        numbered = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+        for table in self.tables:
+            taken.append(_taken(context, table, numbered, is_open))
+        is_taken = np.zeros(rows.num_rows, dtype=bool)
+        for one in taken:
+            is_taken[one.numbers] = True
+        rejected = pa.concat_tables([one.rejected for one in taken])
+        together = self._together(rows, keep, taken, np.flatnonzero(is_open & is_taken))
+        return StageOutput(together, rejected, {UNROUTED.total: int((is_open & ~is_taken).sum())})
+
+    def _together(self, rows: pa.Table, keep: Sequence[str], taken: Sequence[_Taken], numbers: Numbers) -> pa.Table:
+        """Return the rows of the records of these `numbers`: the columns of every table, null where its sink does not take the record."""
+        records = rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
+        positions = [name for name in POSITION_COLUMNS if name in rows.column_names]
+        columns = {name: records.column(name) for name in (*positions, *keep)}
+        columns["_tf_emit"] = pa.array(np.zeros(len(numbers), dtype=np.uint32))
+        for number, one in enumerate(taken):
+            places = np.searchsorted(one.numbers, numbers)
+            is_taken = places < len(one.numbers)
+            is_taken[is_taken] = one.numbers[places[is_taken]] == numbers[is_taken]
+            columns[self._label(number)] = pa.array(is_taken)
+            whole = is_taken.all() and len(one.numbers) == len(numbers)
+            indices = None if whole else pa.array(places, mask=~is_taken)
+            for column in self.tables[number].columns:
+                values = one.rows.column(column.name)
+                columns[self._label(number, column.name)] = values if indices is None else values.take(indices)
+        return pa.table(columns)
+
+    def _label(self, number: int, column: str = "") -> str:
+        """Return the name of a table's column among those of all tables; without `column`, of the one that says which records it takes."""
+        return f"{number}.{column}" if self.routes else column
+
+    def rows_for(self, rows: pa.Table, leg: str) -> pa.Table:
+        """Return the rows that a sink takes, with its table's columns, then the position columns; of `rows` as `apply` gives them."""
+        if not self.routes:
+            return rows
+        number = next(number for number, table in enumerate(self.tables) if table.leg == leg)
+        names = [column.name for column in self.tables[number].columns]
+        mine = rows.select([*(self._label(number, name) for name in names), *POSITION_COLUMNS])
+        return mine.rename_columns([*names, *POSITION_COLUMNS]).filter(rows.column(self._label(number)))
+
+    def counts(self, rows: pa.Table) -> dict[str, int]:
+        """Count the rows, as `apply` gives them, and those that each sink takes, if they differ."""
+        if not self.routes:
+            return {WRITTEN.total: rows.num_rows}
+        takes = {table.leg: rows.column(self._label(number)) for number, table in enumerate(self.tables)}
+        return {WRITTEN.total: rows.num_rows, **{routed_to(leg): int(pc.sum(mask).as_py() or 0) for leg, mask in takes.items()}}
 
 
-STEP = MapToTable
+def _taken(context: Context, table: MapToTable, rows: pa.Table, is_open: Mask) -> _Taken:
+    """Map the records that are open and that the sink takes; close those that it cannot judge, or that its table does not take."""
+    mine = rows if is_open.all() else rows.filter(pa.array(is_open))
+    if SINK_COLUMN in mine.column_names:
+        mine = mine.filter(pc.fill_null(pc.equal(mine.column(SINK_COLUMN), table.leg), True))
+    judged = where(context.engine, mine, table.when, MapToTables.stage) if table.when is not None else StageOutput(mine, empty_rejected())
+    mapped = map_columns(context.engine, judged.accepted, table.targets, [_ROW])
+    fitting = reject_wide(mapped.accepted, context.widest_bytes)
+    numbers = fitting.accepted.column(_ROW).to_numpy()
+    rejected = pa.concat_tables([judged.rejected, mapped.rejected, fitting.rejected])
+    if rejected.num_rows:
+        is_open[np.isin(position_keys(rows), position_keys(rejected))] = False
+    return _Taken(fitting.accepted, numbers, rejected)
+
+
+STEP = MapToTables

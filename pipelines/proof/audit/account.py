@@ -9,7 +9,7 @@ Raw sequences up to `Limits.floor` are not compared: their outcomes may be purge
 passed it: then it may be there or not, but never twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -155,7 +155,7 @@ class Fault:
 
 
 def compare(account: Account, limits: Limits) -> Iterator[Fault]:
-    """Yield a fault per hop and kind, also where it has no position.
+    """Yield a fault per kind of the hops before and behind out, also where it has no position.
 
     A raw record that is in no place is MISSING, even a copy that dedup has dropped: a verification that proves the copy takes it out.
     """
@@ -163,7 +163,6 @@ def compare(account: Account, limits: Limits) -> Iterator[Fault]:
     yield from _process_faults(account, limits, first, last)
     if account.table is not None:
         yield from _sink_faults(account, account.table, limits, first)
-    yield from _dead_letter_faults(account, limits, first)
 
 
 def _process_faults(account: Account, limits: Limits, first: int, last: int) -> Iterator[Fault]:
@@ -187,15 +186,22 @@ def _sink_faults(account: Account, table: Tallied, limits: Limits, first: int) -
     yield Fault(OUT_TO_TABLE, EXTRA, np.union1d(unexplained, strangers[_is_compared(strangers, limits)]))
 
 
-def _dead_letter_faults(account: Account, limits: Limits, first: int) -> Iterator[Fault]:
-    entered, strangers = account.entered.counts, account.entered.strangers
-    is_dead_letter = (account.dead_letters.counts > 0) | (account.refused.counts > 0)
+def dead_letter_faults(accounts: Sequence[Account], limits: Limits) -> Iterator[Fault]:
+    """Yield a fault per kind of the hop from dead letters back to raw. `accounts`: of all sinks, whose dead letters differ.
+
+    A record may enter again once for each sink that has refused its row.
+    """
+    account = accounts[0]
+    entered, strangers, first = account.entered.counts, account.entered.strangers, account.raw.up_to(limits.floor)
+    refusals = np.sum([one.refused.counts > 0 for one in accounts], axis=0)
     yield Fault(
         DEAD_LETTERS_TO_RAW,
         DOUBLED,
-        np.union1d(account.raw.codes(np.flatnonzero(entered > 1)), strangers[:-1][strangers[1:] == strangers[:-1]]),
+        np.union1d(account.raw.codes(np.flatnonzero(entered > np.maximum(1, refusals))), strangers[:-1][strangers[1:] == strangers[:-1]]),
     )
-    unexplained = account.raw.codes(np.flatnonzero((entered[first:] > 0) & ~is_dead_letter[first:]) + first)
+    unexplained = account.raw.codes(
+        np.flatnonzero((entered[first:] > 0) & (account.dead_letters.counts[first:] == 0) & (refusals[first:] == 0)) + first
+    )
     yield Fault(DEAD_LETTERS_TO_RAW, EXTRA, np.union1d(unexplained, strangers[_is_compared(strangers, limits)]))
 
 

@@ -8,7 +8,7 @@ copies that dedup has dropped, and which rows a table without position columns h
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,17 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.audit.account import KAFKA_TO_RAW, OUT_TO_TABLE, RAW_TO_OUT, Account, Limits, Numbers, Tallied, compare
+from pipelines.proof.audit.account import (
+    KAFKA_TO_RAW,
+    OUT_TO_TABLE,
+    RAW_TO_OUT,
+    Account,
+    Limits,
+    Numbers,
+    Tallied,
+    compare,
+    dead_letter_faults,
+)
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.readers import streams
 from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
@@ -80,12 +90,13 @@ class Audit:
         self._config, self._log, self._examples, self._progress = config, log, examples, progress
         self._names = Names(config.pipeline_id)
         self._sources: dict[str, KafkaSource] = {source.source_id: source for source in config.sources}
-        self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", "out", "dlq", "duplicates")}
+        self._topology = config.topology
+        self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", *self._topology.outs, "dlq", "duplicates")}
         self._report = AuditReport(config.pipeline_id)
 
     def run(self) -> AuditReport:
         check_started(self._log, self._names)
-        topology = self._config.topology
+        topology = self._topology
         self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(topology.legs)}
         ends = {
             SourcePartition(source_id, int(partition)): end
@@ -93,17 +104,23 @@ class Audit:
             for partition, end in (self._chains[leg].to or {}).items()
         }
         self._progress("reading the raw stream")
-        read_to, self._out_read_to = self._last("raw"), self._last("out")
+        read_to, self._out_read_to = self._last("raw"), {role: self._last(role) for role in topology.outs}
         self._kafka_ends = self._in_kafka(end_offsets)
         firsts = self._in_kafka(first_offsets)
         raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
-        account = self._read_account(raw)
+        accounts = self._read_accounts(raw)
         limits = Limits(self._floor(), self._to(topology.process), read_to, self._last("raw"))
         self._progress("comparing")
+        unread = len(raw.frames) - raw.frames.up_to(limits.process_to)
+        self._report.cannot_prove("records on raw that process has not read", unread)
+        for fault in dead_letter_faults([*accounts.values()], limits):
+            named = self._named(self._config, accounts[topology.sinks[0]], fault.codes[: self._examples])
+            self._report.find(fault.hop, fault.kind, len(fault.codes), named)
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
-            self._compare(account, limits, Path(directory))
-            if self._stage_config is not None and not self._has_positions:
-                self._verify_rows(Path(directory))
+            for seen in self._config.by_sink:
+                self._compare(seen, accounts, limits, Path(directory))
+                if self._stage_config is not None and not self._has_positions(seen.sink_leg):
+                    self._verify_rows(seen, Path(directory))
         self._note_ranges(raw, limits)
         self._progress("reading Kafka")
         self._compare_kafka(raw)
@@ -118,7 +135,7 @@ class Audit:
             subjects.settle(self._log, sys.maxsize if role == "duplicates" else below[role])
         # Kept duplicates are purged with the raw ranges that they come from.
         duplicates = min(self._streams["duplicates"].purged_to, below["raw"] - 1)
-        return max(duplicates, *(self._streams[role].purged_to for role in ("raw", "out", "dlq")))
+        return max(duplicates, *(subjects.purged_to for role, subjects in self._streams.items() if role != "duplicates"))
 
     def _to(self, leg: LegId) -> int:
         return self._chains[leg].to or 0
@@ -134,73 +151,94 @@ class Audit:
         done = self._chains[self._config.topology.process].done
         return stage_config.load(self._log, self._names, done.body.config) if done else None
 
-    @property
-    def _has_positions(self) -> bool:
-        return self._stage_config is not None and {*SEQUENCE_AND_ORDINAL} <= {*self._stage_config.position_columns}
+    def _has_positions(self, sink: LegId) -> bool:
+        return self._stage_config is not None and {*SEQUENCE_AND_ORDINAL} <= {*self._stage_config.seen_from(sink).position_columns}
 
-    def _read_account(self, raw: RawRead) -> Account:
-        out, confirmed, dead_letters, duplicates, refused, entered = (Tallied(raw.frames) for _ in range(6))
-        table = Tallied(raw.frames) if self._has_positions else None
-        if table is not None:
-            self._progress("reading the table")
-            self._read_table(table, raw)
+    def _read_accounts(self, raw: RawRead) -> dict[LegId, Account]:
+        """Return the account of the records as each sink has them: the tables are read first, then what comes before them."""
+        tables = {seen.sink_leg: self._read_table(seen, raw) for seen in self._config.by_sink}
         self._progress("reading dead letters, out and duplicates")
+        dead_letters, duplicates, entered = (Tallied(raw.frames) for _ in range(3))
+        refused = {leg: Tallied(raw.frames) for leg in self._topology.sinks}
         self._read_dead_letters(dead_letters, refused)
-        waiting = 0
-        for message in streams.read_frames(self._log, self._names, "out", self._streams["out"]):
-            codes = streams.positions_of(message)
-            out.add(codes)
-            if message.sequence <= self._to(self._config.topology.sinks[0]):
-                confirmed.add(codes)
-            elif message.sequence <= self._out_read_to:
-                waiting += len(codes)
-        self._report.cannot_prove("rows on out that the sink has not confirmed", waiting)
+        outs = {leg: self._read_out(leg, raw) for leg in self._topology.sinks}
         for message in streams.read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
             duplicates.add(streams.positions_of(message))
         entered.add(raw.entered)
-        return Account(raw.frames, out, confirmed, dead_letters, duplicates, refused, entered, table)
+        return {
+            leg: Account(raw.frames, *outs[leg], dead_letters, duplicates, refused[leg], entered, tables[leg])
+            for leg in self._topology.sinks
+        }
 
-    def _read_table(self, table: Tallied, raw: RawRead) -> None:
-        """Read the rows of raw frames that exist; rows of purged frames stay in ClickHouse and are only counted."""
-        first = raw.frames.first_sequence
-        for positions in position_batches(self._config.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
+    def _read_out(self, leg: LegId, raw: RawRead) -> tuple[Tallied, Tallied]:
+        """Return the rows on the stream of a sink, and those of them that it has confirmed."""
+        out, confirmed, role, waiting = Tallied(raw.frames), Tallied(raw.frames), leg.reads or "", 0
+        for message in streams.read_frames(self._log, self._names, role, self._streams[role]):
+            codes = streams.positions_of(message)
+            out.add(codes)
+            if message.sequence <= self._to(leg):
+                confirmed.add(codes)
+            elif message.sequence <= self._out_read_to[role]:
+                waiting += len(codes)
+        self._report.cannot_prove(self._of("rows on out that the sink has not confirmed", leg), waiting)
+        return out, confirmed
+
+    def _of(self, what: str, leg: LegId) -> str:
+        """Return the name of something of a sink, told apart from that of others if there are some."""
+        return what if len(self._topology.sinks) == 1 else f"{what} ({self._topology.file_id(leg)})"
+
+    def _read_table(self, seen: PipelineConfig, raw: RawRead) -> Tallied | None:
+        """Read the rows of raw frames that exist, None without position columns; rows of purged frames stay there and are only counted."""
+        if not self._has_positions(seen.sink_leg):
+            return None
+        self._progress("reading the table")
+        table, first = Tallied(raw.frames), raw.frames.first_sequence
+        for positions in position_batches(seen.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
             table.add(positions)
-        older = count_rows(self._config.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
-        self._report.leave_out("rows of the table whose raw frames are purged", older)
+        older = count_rows(seen.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
+        self._report.leave_out(self._of("rows of the table whose raw frames are purged", seen.sink_leg), older)
+        return table
 
-    def _read_dead_letters(self, dead_letters: Tallied, refused: Tallied) -> None:
+    def _read_dead_letters(self, dead_letters: Tallied, refused: Mapping[LegId, Tallied]) -> None:
         abandoned = 0
-        for batch in streams.read_dead_letters(self._log, self._names, ("stage", "code"), self._streams["dlq"]):
+        for batch in streams.read_dead_letters(self._log, self._names, ("stage", "code", "sink"), self._streams["dlq"]):
             is_refused = pc.equal(batch.column("stage"), "sink")
             dead_letters.add(batch.filter(pc.invert(is_refused)).column("position").to_numpy())
-            of_sink = batch.filter(is_refused)
-            refused.add(of_sink.column("position").to_numpy())
-            abandoned += int(pc.sum(pc.equal(of_sink.column("code"), "abandoned")).as_py() or 0)
+            of_sinks = batch.filter(is_refused)
+            for leg, tallied in refused.items():
+                tallied.add(of_sinks.filter(pc.equal(of_sinks.column("sink"), leg)).column("position").to_numpy())
+            abandoned += int(pc.sum(pc.equal(of_sinks.column("code"), "abandoned")).as_py() or 0)
         if abandoned:
             self._report.counts["given up by `plan abandon` (of the dead letters)"] = abandoned
 
     # The comparison.
 
-    def _compare(self, account: Account, limits: Limits, directory: Path) -> None:
-        counts = {"raw": len(account.raw), "out": account.out.rows, "dead letters": account.dead_letters.rows + account.refused.rows}
+    def _compare(self, seen: PipelineConfig, accounts: Mapping[LegId, Account], limits: Limits, directory: Path) -> None:
+        leg = seen.sink_leg
+        account, refused = accounts[leg], sum(one.refused.rows for one in accounts.values())
+        counts = {"raw": len(account.raw), self._of("out", leg): account.out.rows, "dead letters": account.dead_letters.rows + refused}
         counts |= {"entered again": account.entered.rows, "duplicates kept": account.duplicates.rows}
         if account.table is not None:
-            counts["table"] = account.table.rows
+            counts[self._of("table", leg)] = account.table.rows
         self._report.counts |= counts
-        unread = len(account.raw) - account.raw.up_to(limits.process_to)
-        self._report.cannot_prove("records on raw that process has not read", unread)
         for fault in compare(account, limits):
             codes = fault.codes
             if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and len(codes):
-                codes = self._without_dropped(codes, account, limits, directory)
-            self._report.find(fault.hop, fault.kind, len(codes), self._named(account, codes[: self._examples]))
+                codes = self._without_dropped(codes, leg, accounts, limits, directory)
+            self._report.find(self._of(fault.hop, leg), fault.kind, len(codes), self._named(seen, account, codes[: self._examples]))
 
-    def _without_dropped(self, codes: RawPositions, account: Account, limits: Limits, directory: Path) -> RawPositions:
-        """Return the unexplained positions that verification does not prove to be dropped."""
-        history = read_history(self._log, self._names, None).after(limits.floor)
+    def _without_dropped(
+        self, codes: RawPositions, leg: LegId, accounts: Mapping[LegId, Account], limits: Limits, directory: Path
+    ) -> RawPositions:
+        """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks."""
+        history = read_history(self._log, self._names, leg, None).after(limits.floor)
         self._progress(f"looking for {len(codes):,} records that may have been dropped")
-        source = Source(self._log, self._names, history, load_configs(self._log, self._names, history))
-        dropped = find_dropped(source, account.accepted, directory, self._progress)
+        source = Source(self._log, self._names, leg, history, load_configs(self._log, self._names, leg, history))
+
+        def accepted(first: int, last: int) -> RawPositions:
+            return np.unique(np.concatenate([account.accepted(first, last) for account in accounts.values()]))
+
+        dropped = find_dropped(source, accepted, directory, self._progress)
         sequences, copies = sequences_of(codes), np.intersect1d(codes, dropped.copies)
         unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in dropped.unread]
         unsure = np.unique(np.concatenate([np.intersect1d(codes, dropped.unsure), *unread]))
@@ -208,31 +246,31 @@ class Audit:
         if len(copies):
             self._report.counts[DUPLICATE.label] = len(copies)
         proven = [copies, unsure]
-        for name, positions in dropped.by_steps.items():
+        for label, positions in (*dropped.by_outcome.items(), (self._of("for other sinks only", leg), dropped.elsewhere)):
             proven.append(np.intersect1d(codes, positions))
             if len(proven[-1]):
-                self._report.counts[f"dropped by {name}"] = len(proven[-1])
+                self._report.counts[label] = len(proven[-1])
         return np.setdiff1d(codes, np.concatenate(proven))
 
-    def _verify_rows(self, directory: Path) -> None:
+    def _verify_rows(self, seen: PipelineConfig, directory: Path) -> None:
         """Compare a table without position columns by the contents of its rows: verification computes them again."""
-        verifier = Verifier(self._config, self._log, Request(directory, examples=self._examples), self._progress)
-        self._report.counts["table"] = rows = count_rows(self._config.sink, "true")
+        verifier = Verifier(seen, self._log, Request(directory, examples=self._examples), self._progress)
+        self._report.counts[self._of("table", seen.sink_leg)] = rows = count_rows(seen.sink, "true")
         subject = verifier.subject()
         if subject is None or not subject.history.is_whole:
             self._report.cannot_prove("rows of a table without position columns: a part of raw is purged", rows)
             return
         verifier.compare(subject)
-        places = {"rows": OUT_TO_TABLE, "schema": "schema"}
+        places = {"rows": self._of(OUT_TO_TABLE, seen.sink_leg), "schema": self._of("schema", seen.sink_leg)}
         self._report.findings += [replace(one, place=places[one.place]) for one in verifier.report.findings if one.place in places]
         self._report.not_proven += [gap for gap in verifier.report.not_proven if gap.what not in WAITING]
         self._report.not_compared += verifier.report.not_compared
 
-    def _named(self, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
+    def _named(self, seen: PipelineConfig, account: Account, codes: RawPositions) -> list[dict[str, Any]]:
         """Return positions as examples, with their Kafka coordinates in raw, or else in the table."""
         positions = [unpacked(code) for code in codes]
         coordinates_of = streams.coordinates(self._log, self._names, positions)
-        coordinates_of |= self._coordinates_in_table([position for position in positions if position not in coordinates_of])
+        coordinates_of |= self._coordinates_in_table(seen, [position for position in positions if position not in coordinates_of])
         named = []
         for code, position in zip(codes, positions, strict=True):
             topic, partition, offset = coordinates_of.get(position, (None, None, None))
@@ -240,14 +278,14 @@ class Audit:
             named.append({**where, "found": account.describe(code)})
         return named
 
-    def _coordinates_in_table(self, positions: list[tuple[int, int]]) -> dict[tuple[int, int], Coordinates]:
+    def _coordinates_in_table(self, seen: PipelineConfig, positions: list[tuple[int, int]]) -> dict[tuple[int, int], Coordinates]:
         columns = (*SEQUENCE_AND_ORDINAL, *_COORDINATES)
         by_position: dict[tuple[int, int], Coordinates] = {}
-        if self._stage_config is None or not {*columns} <= {*self._stage_config.position_columns}:
+        if self._stage_config is None or not {*columns} <= {*self._stage_config.seen_from(seen.sink_leg).position_columns}:
             return by_position
         for start in range(0, len(positions), _POSITIONS_PER_QUERY):
             among = ", ".join(f"({sequence}, {ordinal})" for sequence, ordinal in positions[start : start + _POSITIONS_PER_QUERY])
-            for batch in table_batches(self._config.sink, columns, f"(_tf_sequence, _tf_ordinal) IN ({among})"):
+            for batch in table_batches(seen.sink, columns, f"(_tf_sequence, _tf_ordinal) IN ({among})"):
                 rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
                 by_position |= {(sequence, ordinal): (topic, partition, offset) for sequence, ordinal, topic, partition, offset in rows}
         return by_position
@@ -305,11 +343,10 @@ class Audit:
 
     def _note_ranges(self, raw: RawRead, limits: Limits) -> None:
         first = max(limits.floor + 1, raw.frames.first_sequence)
-        first_out = streams.first_sequence(self._log, self._names.stream("out"))
-        self._report.ranges |= {
-            "raw sequences in out": [first, limits.process_to],
-            "out sequences in the table": [first_out, self._to(self._config.topology.sinks[0])],
-        }
+        self._report.ranges["raw sequences in out"] = [first, limits.process_to]
+        for leg in self._topology.sinks:
+            first_out = streams.first_sequence(self._log, self._names.stream(leg.reads or ""))
+            self._report.ranges[self._of("out sequences in the table", leg)] = [first_out, self._to(leg)]
         self._report.leave_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)
         )

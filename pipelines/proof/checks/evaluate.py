@@ -1,6 +1,6 @@
 """The checks: facts in, one `CheckResult` each out. Pure; thresholds come from the pipeline file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,6 +30,22 @@ class CheckResult:
     findings: Sequence[Finding] = ()
     success: str = ""
     not_evaluated: str = ""
+
+    @classmethod
+    def together(cls, results: "Mapping[str, CheckResult]") -> "CheckResult":
+        """Return the results of one check for the tables of all sinks, by the ids of these, as one: names are followed by the id."""
+        (first, *others) = results.values()
+        if not others:
+            return first
+        facts = {f"{name} ({sink})": value for sink, result in results.items() for name, value in result.facts.items()}
+        findings = [
+            replace(finding, message=f"{sink}: {finding.message}") for sink, result in results.items() for finding in result.findings
+        ]
+
+        def all_of(text: Callable[[CheckResult], str]) -> str:
+            return "; ".join(f"{sink}: {text(result)}" for sink, result in results.items() if text(result))
+
+        return cls(first.check, facts, findings, all_of(lambda one: one.success), all_of(lambda one: one.not_evaluated))
 
     @classmethod
     def unknown(cls, check: str, why: str) -> "CheckResult":

@@ -22,7 +22,7 @@ from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum
 from pipelines.proof.readers.streams import positions_of
 from pipelines.proof.readers.table import position_batches
-from pipelines.protocol.bodies import PROCESS_CHAIN, SINK_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
@@ -226,29 +226,29 @@ class Settled:
     positions: RawPositions
 
 
-def settled(log: JetStream, names: Names) -> Settled | None:
-    """Return the rows that the sink has confirmed. Call it before the table is counted.
+def settled(log: JetStream, names: Names, sink: LegId) -> Settled | None:
+    """Return the rows that a sink has confirmed. Call it before the table is counted.
 
     None where the ledger, or out, does not reach back to the sink's last chunk any more.
     """
-    ledger = names.stream("ledger")
-    confirmed = read_chain(log, names, SINK_CHAIN).to or 0
+    ledger, role = names.stream("ledger"), sink.reads or ""
+    confirmed = read_chain(log, names, sink.chain).to or 0
     done = read_chain(log, names, PROCESS_CHAIN).done
-    while done is not None and done.body.out_end > confirmed:
+    while done is not None and done.body.ends.get(role, 0) > confirmed:
         message = log.get(ledger, done.previous_done) if done.previous_done else None
         if message is None and done.previous_done:
             return None
         done = PROCESS_CHAIN.decode_done(message) if message else None
-    sequence, out = (done.body.to, done.body.out_end) if done else (0, 0)
-    frames = [*log.fetch(names.stream("out"), names.subjects("out"), out, confirmed)] if confirmed > out else []
+    sequence, out = (done.body.to, done.body.ends.get(role, 0)) if done else (0, 0)
+    frames = [*log.fetch(names.stream(role), names.subjects(role), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None
     return Settled(sequence, np.unique(np.concatenate([NO_POSITIONS, *map(positions_of, frames)])))
 
 
-def confirmed_rows(log: JetStream, names: Names) -> tuple[int, int]:
-    """Return (rows that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
-    state = read_chain(log, names, SINK_CHAIN)
+def confirmed_rows(log: JetStream, names: Names, sink: LegId) -> tuple[int, int]:
+    """Return (rows of a sink that ClickHouse has confirmed, the same with the chunk that is being inserted)."""
+    state = read_chain(log, names, sink.chain)
     done = state.totals.get(CONFIRMED.total, 0)
     return done, done + (state.plan.body.rows if state.plan else 0)
 

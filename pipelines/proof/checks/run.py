@@ -37,15 +37,15 @@ class Look:
     def __init__(self, config: PipelineConfig) -> None:
         self._config, self._names = config, Names(config.pipeline_id)
         self._log = JetStream(config.nats)
-        self._clickhouse = ClickHouse(config.sink)
-        self._table = TableFacts(config, self._clickhouse)
+        self._tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock) for seen in config.by_sink}
 
     def __enter__(self) -> "Look":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._log.close()
-        self._clickhouse.close()
+        for table in self._tables.values():
+            table.close()
 
     def check(self, name: str, verified: Hours | None = None) -> CheckResult:
         """Evaluate one check, by its name in the file's `checks`. `verified`: the results of verifications, for the check of that name."""
@@ -53,36 +53,15 @@ class Look:
             return evaluate.verification(verified or Hours(), self._first_arrival(), self._now)
         checks: dict[str, Callable[[], CheckResult]] = {
             "conservation": lambda: evaluate.conservation(tally(self._log, self._names, self._config.topology)),
-            "duplicates": self._duplicates,
-            "gaps": self._gaps,
             "freshness": self._freshness,
             "dead_letters": self._dead_letters,
-            "schema_drift": self._schema_drift,
-            "views": lambda: evaluate.views(list(self._table.view_sums(self._inserting))),
-            "insert_window": lambda: evaluate.insert_window(
-                [(table.full_name, table.dedup_window) for table in self._table.tables()], self._config.checks.insert_window.min_tokens
-            ),
         }
-        return checks[name]()
+        if name in checks:
+            return checks[name]()
+        return CheckResult.together({sink: table.check(name) for sink, table in self._tables.items()})
 
-    @cached_property
-    def _positions(self) -> tuple[Confirmed, PositionCounts, int | None] | None:
-        """Return how many rows were confirmed, the positions in the table, and how many of these are of the confirmed rows.
-
-        None where the table has no position columns.
-        """
-        if not self._table.has_positions():
-            return None
-        for _ in range(_LOOKS):
-            before, _ = confirmed_rows(self._log, self._names)
-            reached = settled(self._log, self._names)
-            if confirmed_rows(self._log, self._names)[0] == before:
-                break
-        else:
-            reached = None
-        positions = self._table.positions(reached.sequence if reached else 0)
-        after = confirmed_rows(self._log, self._names)[1]
-        return Confirmed(before, after), positions, positions.settled + self._table.held_of(reached.positions) if reached else None
+    def _clock(self) -> datetime:
+        return self._now
 
     @cached_property
     def _now(self) -> datetime:
@@ -102,6 +81,67 @@ class Look:
         first = self._log.first_since(stream, self._names.subjects("raw"), since)
         return first.time if first else None
 
+    def _freshness(self) -> CheckResult:
+        limits = self._config.checks.freshness
+        topology = self._config.topology
+        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, topology).legs)
+        sources = {leg: open_source(self._config, source_id) for leg, source_id in topology.sources.items()}
+        now = datetime.now(UTC)
+        waiting_records = behind(self._log, self._names, topology, sources, waiting, now, limits.warn_after, limits.fail_after)
+        return evaluate.freshness(waiting_records, limits.warn_after, limits.fail_after)
+
+    def _dead_letters(self) -> CheckResult:
+        limits = self._config.checks.dead_letters
+        account = tally(self._log, self._names, self._config.topology)
+        # If the ledger does not reach back so far, the whole is evaluated.
+        with suppress(HaltError):
+            account = tally(self._log, self._names, self._config.topology, self._now - limits.over)
+        return evaluate.dead_letters(account, limits.max_percent)
+
+
+class _TableLook:
+    """The part of a look at one table, that of the config's sink. `now`: returns the instant of the look."""
+
+    def __init__(self, config: PipelineConfig, log: JetStream, now: Callable[[], datetime]) -> None:
+        self._config, self._names, self._log, self._now = config, Names(config.pipeline_id), log, now
+        self._clickhouse = ClickHouse(config.sink)
+        self._table = TableFacts(config, self._clickhouse)
+
+    def close(self) -> None:
+        self._clickhouse.close()
+
+    def check(self, name: str) -> CheckResult:
+        """Evaluate a check of the table, by its name."""
+        checks: dict[str, Callable[[], CheckResult]] = {
+            "duplicates": self._duplicates,
+            "gaps": self._gaps,
+            "schema_drift": self._schema_drift,
+            "views": lambda: evaluate.views(list(self._table.view_sums(self._inserting))),
+            "insert_window": lambda: evaluate.insert_window(
+                [(table.full_name, table.dedup_window) for table in self._table.tables()], self._config.checks.insert_window.min_tokens
+            ),
+        }
+        return checks[name]()
+
+    @cached_property
+    def _positions(self) -> tuple[Confirmed, PositionCounts, int | None] | None:
+        """Return how many rows were confirmed, the positions in the table, and how many of these are of the confirmed rows.
+
+        None where the table has no position columns.
+        """
+        if not self._table.has_positions():
+            return None
+        for _ in range(_LOOKS):
+            before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
+            reached = settled(self._log, self._names, self._config.sink_leg)
+            if confirmed_rows(self._log, self._names, self._config.sink_leg)[0] == before:
+                break
+        else:
+            reached = None
+        positions = self._table.positions(reached.sequence if reached else 0)
+        after = confirmed_rows(self._log, self._names, self._config.sink_leg)[1]
+        return Confirmed(before, after), positions, positions.settled + self._table.held_of(reached.positions) if reached else None
+
     def _duplicates(self) -> CheckResult:
         if self._positions is None:
             return evaluate.duplicates(None, None, "the table has no position columns, so its rows cannot be distinguished")
@@ -111,7 +151,7 @@ class Look:
         columns = self._table.key_columns(dedup)
         if isinstance(columns, str):
             return evaluate.duplicates(self._positions[1], None, columns)
-        since = self._now - self._config.checks.duplicates.over
+        since = self._now() - self._config.checks.duplicates.over
         return evaluate.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
 
     @property
@@ -131,31 +171,14 @@ class Look:
     def _gaps_of_rows(self) -> CheckResult:
         """Compare numbers of rows; count again where a chunk was being inserted: between two chunks the numbers are clear."""
         for look in range(_LOOKS):
-            before, _ = confirmed_rows(self._log, self._names)
+            before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
             rows = self._table.rows() if self._table.columns() else 0
-            confirmed = Confirmed(before, confirmed_rows(self._log, self._names)[1])
+            confirmed = Confirmed(before, confirmed_rows(self._log, self._names, self._config.sink_leg)[1])
             if confirmed.before == confirmed.after or rows < before:
                 break
             if look + 1 < _LOOKS:
                 time.sleep(_PAUSE_SECONDS)
         return evaluate.gaps(confirmed, Held(rows, is_by_position=False, removes=self._table.removes()))
-
-    def _freshness(self) -> CheckResult:
-        limits = self._config.checks.freshness
-        topology = self._config.topology
-        waiting = sum(max(0, leg.waiting) for leg in tally(self._log, self._names, topology).legs)
-        sources = {leg: open_source(self._config, source_id) for leg, source_id in topology.sources.items()}
-        now = datetime.now(UTC)
-        waiting_records = behind(self._log, self._names, topology, sources, waiting, now, limits.warn_after, limits.fail_after)
-        return evaluate.freshness(waiting_records, limits.warn_after, limits.fail_after)
-
-    def _dead_letters(self) -> CheckResult:
-        limits = self._config.checks.dead_letters
-        account = tally(self._log, self._names, self._config.topology)
-        # If the ledger does not reach back so far, the whole is evaluated.
-        with suppress(HaltError):
-            account = tally(self._log, self._names, self._config.topology, self._now - limits.over)
-        return evaluate.dead_letters(account, limits.max_percent)
 
     def _schema_drift(self) -> CheckResult:
         columns = self._table.columns()
@@ -170,5 +193,5 @@ class Look:
         )
 
     def _inserting(self) -> int:
-        confirmed, with_open_chunk = confirmed_rows(self._log, self._names)
+        confirmed, with_open_chunk = confirmed_rows(self._log, self._names, self._config.sink_leg)
         return with_open_chunk - confirmed

@@ -1,4 +1,4 @@
-"""The records without a row that a step was right to drop, computed again by the reference: copies, and what a filter drops.
+"""The records without a row that a step was right to drop, computed again by the reference: copies, what filters drop, other sinks' own.
 
 For the audit, which counts positions and reads no contents. It asks whether a record is lost, so the records on out count as accepted, even
 if the reference would not have accepted them: a copy is a record whose key has a row less than a window before it.
@@ -16,27 +16,31 @@ import pyarrow as pa
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
-from pipelines.process.steps import State
 from pipelines.process.steps.dedup import Dedup
 from pipelines.progress import Progress
 from pipelines.proof.verification.loading import Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, dedup_settings, same_dedup_from, span_between
+from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, first_position, last_position
 
+_ELSEWHERE = "SELECT position FROM parsed WHERE stage IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Raw positions, ascending: `copies` are kept nowhere, `by_steps` are dropped for their own sake, by the step's name.
+    """Raw positions, ascending: `copies` are kept nowhere, `by_outcome` are dropped for their own sake, by the outcome's label.
+
+    `elsewhere`: the sink does not take them, others do.
 
     `unsure` may be copies of purged records. `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event
     times before them are purged.
     """
 
     copies: RawPositions
-    by_steps: Mapping[str, RawPositions]
+    by_outcome: Mapping[str, RawPositions]
+    elsewhere: RawPositions
     unsure: RawPositions
     unread: Sequence[tuple[int, int]]
 
@@ -46,8 +50,8 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
 
     `accepted`: the positions on out of the records between two raw frames, both inclusive. `directory`: as in `reference_engine`.
     """
-    copies, unsure, unread = [NO_POSITIONS], [NO_POSITIONS], []
-    by_steps: dict[str, list[RawPositions]] = defaultdict(list)
+    copies, unsure, elsewhere, unread = [NO_POSITIONS], [NO_POSITIONS], [NO_POSITIONS], []
+    by_outcome: dict[str, list[RawPositions]] = defaultdict(list)
     for first, last, config in stretches(source.history, source.configs):
         if config.dedup.time_field and not source.history.is_whole:
             unread.append((first, last))
@@ -63,15 +67,19 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
             reference.evaluate(config, span.bounds)
             for low, high, version in history.segments(first, last):
                 bounds = {"first": first_position(low), "last": last_position(high)}
-                for step in source.configs[version].steps:
-                    if step.drops and step.state is State.NONE:
-                        by_steps[step.name].append(_positions(engine, filled("reference/dropped_by", step=step.name, **bounds)))
+                for outcome in {one for step in source.configs[version].steps for one in step.outcomes} - {DUPLICATE, REJECTED}:
+                    found = _positions(engine, filled("reference/dropped_by", total=outcome.total, **bounds))
+                    by_outcome[outcome.label].append(found)
+                if source.configs[version].tables.routes:
+                    elsewhere.append(_positions(engine, _ELSEWHERE.format(**bounds)))
                 if config.dedup.key and not source.configs[version].dedup.keeps:
                     copies.append(_positions(engine, filled("reference/covered", window_us=config.dedup.window_us, **bounds)))
                     unsure.append(_positions(engine, _UNSURE.format(**bounds)))
-    found = np.unique(np.concatenate(copies))
-    own = {name: np.unique(np.concatenate(positions)) for name, positions in by_steps.items()}
-    return Dropped(found, own, np.setdiff1d(np.concatenate(unsure), found), unread)
+    all_copies = np.unique(np.concatenate(copies))
+    own = {label: np.unique(np.concatenate(positions)) for label, positions in by_outcome.items()}
+    return Dropped(
+        all_copies, own, np.setdiff1d(np.concatenate(elsewhere), all_copies), np.setdiff1d(np.concatenate(unsure), all_copies), unread
+    )
 
 
 def stretches(history: History, configs: Mapping[str, Program]) -> Iterator[tuple[int, int, Program]]:
@@ -86,7 +94,8 @@ def stretches(history: History, configs: Mapping[str, Program]) -> Iterator[tupl
 
 
 def _drops(config: Program) -> bool:
-    return any(step.drops and not (isinstance(step, Dedup) and step.keeps) for step in config.steps)
+    drops = any(step.drops and not (isinstance(step, Dedup) and step.keeps) for step in config.steps)
+    return drops or config.tables.routes
 
 
 def _positions(engine: duckdb.DuckDBPyConnection, sql: str) -> RawPositions:

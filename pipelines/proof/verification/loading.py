@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
@@ -21,8 +22,11 @@ from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.positions import first_position
 from pipelines.protocol.records import HEADER_PARTITION
+from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_spilling_engine
 
+OTHER_SINK = "sink of others"
+"""The stage of dead letters of the sinks whose tables are not compared."""
 ENGINE_MEMORY = "640MiB"
 """Memory of DuckDB alone; the rest spills to disk."""
 
@@ -57,10 +61,11 @@ class FramesSeen:
 
 @dataclass(frozen=True)
 class Source:
-    """The streams of one pipeline, its ledger's account of raw, and the configurations of its ranges by version."""
+    """The streams of one pipeline, its ledger's account of raw, and the configurations of its ranges by version, as `sink` sees them."""
 
     log: JetStream
     names: Names
+    sink: LegId
     history: History
     configs: Mapping[str, Program]
 
@@ -68,11 +73,11 @@ class Source:
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
     """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference."""
     progress("reading dead letters")
-    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code")):
+    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink")):
         positions = dead_letters.column("position").to_numpy()
         is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
         if is_inside.any():
-            reference.add_dead_letters(dead_letters.filter(pa.array(is_inside)))
+            reference.add_dead_letters(_named(dead_letters.filter(pa.array(is_inside)), source.sink))
     history, seen = source.history, FramesSeen()
     clock_us = history.arrival_us(span.read_from)
     for first, last, version in history.segments(span.read_from, span.last):
@@ -84,3 +89,10 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         clock_us = max([clock_us, *seen.arrivals_us.values()])
     reference.add_frames(seen.partitions)
     return seen
+
+
+def _named(dead_letters: pa.Table, sink: LegId) -> pa.Table:
+    """Return dead letters of another sink than `sink` with the stage OTHER_SINK."""
+    is_others = pc.and_(pc.equal(dead_letters.column("stage"), "sink"), pc.not_equal(dead_letters.column("sink"), sink))
+    stage = pc.if_else(pc.fill_null(is_others, False), OTHER_SINK, dead_letters.column("stage"))
+    return dead_letters.set_column(dead_letters.schema.get_field_index("stage"), "stage", stage)

@@ -36,11 +36,12 @@ FRAME_SCHEMA = pa.schema(
         ("timestamp_us", pa.int64()),
         ("is_oversize", pa.bool_()),
         ("is_past", pa.bool_()),
+        ("sink", pa.string()),
     ]
 )
 """A raw record. `is_oversize`: `value` is only its head. `key`, `headers` and `timestamp_us` are null where no column reads them.
 
-`is_past`: dedup accepted it before it became a dead letter, and does not compare it again.
+`is_past`: dedup accepted it before it became a dead letter, and does not compare it again. `sink`: the only sink leg that takes it then.
 """
 BUCKET_FRAMES = 32
 """Raw frames whose rows are summed up together: a mismatch is narrowed down to them before rows are compared."""

@@ -1,7 +1,7 @@
 """The report of a verification."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar
 
@@ -42,13 +42,33 @@ class Verification(Report):
     sequences: tuple[int, int] | None = None
     checksums: list[Checksum] = field(default_factory=list)
 
+    @classmethod
+    def together(cls, reports: "Mapping[str, Verification]") -> "Verification":
+        """Return the reports of all sinks of a pipeline, by the ids of these, as one: names are followed by the id."""
+        (first, *others) = reports.values()
+        if not others:
+            return first
+        whole = cls(first.pipeline, table=", ".join(report.table for report in reports.values()))
+        spans = [(report.arrivals, report.sequences) for report in reports.values() if report.arrivals and report.sequences]
+        if spans:
+            arrivals, sequences = zip(*spans, strict=True)
+            whole.arrivals = min(one[0] for one in arrivals), max(one[1] for one in arrivals)
+            whole.sequences = min(one[0] for one in sequences), max(one[1] for one in sequences)
+        for sink, report in reports.items():
+            whole.counts |= {f"{name} ({sink})": count for name, count in report.counts.items()}
+            whole.findings += [replace(one, place=f"{one.place} ({sink})") for one in report.findings]
+            whole.not_proven += [replace(gap, what=f"{gap.what} ({sink})") for gap in report.not_proven]
+            whole.not_compared += [replace(gap, what=f"{gap.what} ({sink})") for gap in report.not_compared]
+            whole.checksums += [replace(one, column=f"{one.column} ({sink})") for one in report.checksums]
+        return whole
+
     @property
     def is_whole(self) -> bool:
         """Whether the same verification could compare no more later.
 
         False where the sink had not confirmed all of the range yet, or records may still arrive in it.
         """
-        return all(gap.what not in (*WAITING, OPEN) for gap in self.not_proven)
+        return not any(gap.what.startswith((*WAITING, OPEN)) for gap in self.not_proven)
 
     def heading(self) -> Iterator[str]:
         if self.arrivals is None or self.sequences is None:

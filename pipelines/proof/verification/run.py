@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from pipelines.config import PipelineConfig
 from pipelines.config.source_ids import source_by_id
@@ -20,7 +21,7 @@ from pipelines.errors import HaltError
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import last_sequence
-from pipelines.proof.readers.table import count_rows, table_batches
+from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
@@ -35,7 +36,7 @@ from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_positi
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
-from pipelines.protocol.topology import PROCESS, SINK
+from pipelines.protocol.topology import PROCESS
 
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
 _UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
@@ -58,7 +59,13 @@ class Request:
 
 
 def verify(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
-    """Compare the table with the records of a range.
+    """Compare the tables of all sinks with the records of a range; raise as `verify_sink`."""
+    ids = config.topology.file_id
+    return Verification.together({ids(seen.sink_leg): verify_sink(seen, log, request, progress) for seen in config.by_sink})
+
+
+def verify_sink(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
+    """Compare the table of the config's sink with the records of a range.
 
     Raise HaltError for a pipeline that was never started and for a table that cannot be compared, RetryableError while a system is away;
     then nothing was changed, and the same call may be repeated.
@@ -97,7 +104,7 @@ class Verifier:
 
     def __init__(self, config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> None:
         self._config, self._log, self._request, self._progress = config, log, request, progress
-        self._names, self._sink = Names(config.pipeline_id), config.sink
+        self._names, self._sink, self._leg = Names(config.pipeline_id), config.sink, config.sink_leg
         self._raw = self._names.stream("raw")
         self.report = Verification(config.pipeline_id, table=f"{config.sink.connection_params.database}.{config.sink.table}")
         self.missing: RawPositions = NO_POSITIONS
@@ -107,8 +114,8 @@ class Verifier:
         self._progress("reading the ledger")
         # First: records that arrive meanwhile do not belong to a range without an end.
         last_raw = last_sequence(self._log, self._raw)
-        history = read_history(self._log, self._names, self._request.since)
-        configs = load_configs(self._log, self._names, history)
+        history = read_history(self._log, self._names, self._leg, self._request.since)
+        configs = load_configs(self._log, self._names, self._leg, history)
         self._note_unconfirmed(history.confirmed_to, last_raw)
         until = self._request.until
         if until is not None and is_open(until, datetime.now(UTC), self._log.clock(self._raw)):
@@ -150,7 +157,7 @@ class Verifier:
 
     def _load(self, reference: Reference, subject: Subject, span: Span) -> FramesSeen:
         """Read the records; note missing frames, and frames whose arrival differs from the one that process has used."""
-        source = Source(self._log, self._names, subject.history, subject.configs)
+        source = Source(self._log, self._names, self._leg, subject.history, subject.configs)
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
         of_ledger = subject.history.frames(span.read_from, span.last)
@@ -187,9 +194,8 @@ class Verifier:
         seen = self._load(reference, subject, span)
         if span.is_seeded:
             self._progress("reading which earlier records were accepted")
-            for positions in table.positions(span.read_from, span.first_replayed - 1):
-                reference.add_accepted_before(positions)
-            engine.execute("INSERT INTO accepted_before SELECT position FROM dead_letters WHERE stage = 'sink'")
+            self._seed(reference, table, span)
+            engine.execute("INSERT INTO accepted_before SELECT DISTINCT position FROM dead_letters WHERE starts_with(stage, 'sink')")
         self._progress("looking for copies")
         reference.evaluate(config, span.bounds)
         self._progress("reading the table")
@@ -206,6 +212,16 @@ class Verifier:
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
         report.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
         return span
+
+    def _seed(self, reference: Reference, table: TableSide, span: Span) -> None:
+        """Add the records before the span that have a row, in any table of the pipeline: each was the first of its key."""
+        bounds = span.read_from, span.first_replayed - 1
+        for positions in table.positions(*bounds):
+            reference.add_accepted_before(positions)
+        for seen in self._config.by_sink:
+            if seen.sink_leg != self._leg:
+                for codes in position_batches(seen.sink, f"_tf_sequence BETWEEN {bounds[0]} AND {bounds[1]}"):
+                    reference.add_accepted_before(pa.table({"position": codes}))
 
     def find_strangers(self) -> None:
         """Note rows at positions that raw never had, if the range has no end: they would belong to no hour."""
@@ -284,7 +300,7 @@ class Verifier:
         if until is None:
             account = tally(self._log, self._names, self._config.topology)
             self.report.cannot_prove(WAITING_RECORDS, account.waiting_for(PROCESS))
-            self.report.cannot_prove(WAITING_ROWS, account.waiting_for(SINK))
+            self.report.cannot_prove(WAITING_ROWS, sum(max(0, leg.waiting) for leg in account.legs if leg.leg == self._leg))
 
     def _first_since(self, since: datetime) -> int:
         """Return the sequence of the first raw frame that came then or later; 0 if none did."""

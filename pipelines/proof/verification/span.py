@@ -15,13 +15,14 @@ from pipelines.process import stage_config
 from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
 from pipelines.proof.verification.reference import Bounds
-from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, SINK_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
+from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import first_position, from_differences, last_position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
+from pipelines.protocol.topology import LegId
 
 _CLOCKS_APART_US = 60_000_000
 """Largest step back of the times of a stream."""
@@ -109,15 +110,15 @@ class Span:
         return Bounds(first_position(self.first), last_position(self.last), first_replayed, self.before)
 
 
-def read_history(log: JetStream, names: Names, since: datetime | None) -> History:
-    """Read the ledger: all of it, or, by arrival, from one window before `since` on, and one range before that.
+def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | None) -> History:
+    """Read the ledger, with the confirmation of one sink: all, or, by arrival, from a window before `since` on, and one range before that.
 
     Raise HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
     check_started(log, names)
     ledger = names.stream("ledger")
     # The sink first: its confirmed rows were processed before.
-    confirmed = read_chain(log, names, SINK_CHAIN).to or 0
+    confirmed = read_chain(log, names, sink.chain).to or 0
     chain = read_chain(log, names, PROCESS_CHAIN)
     raw = log.state(names.stream("raw"))
     below = max(read_purged(log, names, "raw").below, raw.first_sequence if raw else 1)
@@ -133,7 +134,7 @@ def read_history(log: JetStream, names: Names, since: datetime | None) -> Histor
             plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks)
             frames = enumerate(from_differences(body.arrivals), start=body.start + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
-        if body.out_end <= confirmed:
+        if body.ends.get(sink.reads or "", 0) <= confirmed:
             confirmed_to = body.to
     in_order = sorted(arrivals.items())
     is_whole = bool(in_order) and in_order[0][0] == 1
@@ -237,9 +238,9 @@ def same_dedup_from(history: History, configs: Mapping[str, Program], config: Pr
     return others[-1] + 1 if others else 1
 
 
-def load_configs(log: JetStream, names: Names, history: History) -> dict[str, Program]:
-    """Return the configurations of the plans by version. Raise HaltError if one is missing or this release cannot read it."""
-    return {version: stage_config.load(log, names, version) for version in {plan.version for plan in history.plans}}
+def load_configs(log: JetStream, names: Names, sink: LegId, history: History) -> dict[str, Program]:
+    """Return the configurations of the plans by version, as a sink sees them; raise as `stage_config.load`."""
+    return {version: stage_config.load(log, names, version).seen_from(sink) for version in {plan.version for plan in history.plans}}
 
 
 def is_open(until: datetime, now: datetime, clock: datetime) -> bool:

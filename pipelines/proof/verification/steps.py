@@ -8,7 +8,7 @@ steps are made here, from types and names. No output of the steps is used.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -28,6 +28,7 @@ from pipelines.proof.verification.values import (
     takes_null,
 )
 from pipelines.protocol.records import MAX_ROW_BYTES
+from pipelines.protocol.topology import SINK
 from pipelines.types.columns import ColumnType, parse_type, value_type
 
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
@@ -81,12 +82,13 @@ class Field:
 class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
 
-    `known`: shapes of sound objects.
+    `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted.
     """
 
     columns: Sequence[Column]
     known: Shapes
     with_bytes: bool = False
+    leg: str = SINK
 
 
 def statement_of(program: Program, wanted: Wanted) -> str:
@@ -96,10 +98,12 @@ def statement_of(program: Program, wanted: Wanted) -> str:
     rows = ""
     for step in program.steps:
         made: dict[str, Field] = {}
+        if getattr(step, "routes", False):
+            rows = _routed(step, fields, rows)
         if step.name == "compute":
             made, parameters = _compute(step, fields, indexes)
         else:
-            parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)
+            parameters = _PARAMETERS.get(step.name, _literals)(step, fields, replace(wanted, leg=program.leg))
         rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
         fields = {**(fields if getattr(step, "keeps_fields", True) else {}), **made}
     return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
@@ -195,16 +199,44 @@ def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:
     return "".join(f", CASE WHEN record.stage IS NULL THEN {value} END AS {_quoted(name)}" for name, value in sorted(values.items()))
 
 
+def _routed(step: Any, fields: Mapping[str, Field], rows: str) -> str:
+    """Return the statement that tells for each table whether its sink takes a record, as `route_<number>`; NULL where that fails."""
+    tried, routes = [], []
+    for number, table in enumerate(step.tables):
+        route = "true"
+        if table.when is not None:
+            tried.append(f", {table.when.expression.tried} AS tried_{number}")
+            fails = f"tried_{number} IS NULL" + (f" OR tried_{number}.v IS NULL" if table.when.language == "expr" else "")
+            route = f"CASE WHEN {fails} THEN NULL ELSE tried_{number}.v IS true END"
+        routes.append(f", CASE WHEN record.sink <> {literal(table.leg)} THEN false ELSE {route} END AS route_{number}")
+    read = frozenset[str]().union(*(table.when.fields for table in step.tables if table.when is not None))
+    return filled("reference/routes", routes="".join(routes), tried="".join(tried), inputs=_inputs(read, fields), rows=rows)
+
+
 def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
+    fits = []
+    for number, table in enumerate(step.tables):
+        readings, is_mapped = _columns_of(table, fields)
+        fits.append(f"CASE WHEN route_{number} IS NULL THEN false WHEN route_{number} THEN {is_mapped} ELSE true END")
+        if table.leg == wanted.leg:
+            values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
+            is_here = f"coalesce(route_{number}, false)"
+    if not step.routes:
+        return {"is_mapped": is_mapped, "is_taken": "true", "is_here": "true", "values": values}
+    is_taken = " OR ".join(f"route_{number}" for number in range(len(step.tables)))
+    return {"is_mapped": " AND ".join(fits), "is_taken": is_taken, "is_here": is_here, "values": values}
+
+
+def _columns_of(table: Any, fields: Mapping[str, Field]) -> tuple[dict[str, Reading], str]:
+    """Return how each column of a table is read, and the condition under which all of them fit."""
     readings: dict[str, Reading] = {}
     fits = []
-    for column in step.columns:
+    for column in table.columns:
         field, kind = fields[column.field], value_type(column.type)
         readings[column.name] = reading(field.source, kind, field.kind, field.text, unit=column.unit)
         when_null = "true" if takes_null(kind, column.has_default) else "false"
         fits.append(f"CASE WHEN {field.kind} = 'NULL' THEN {when_null} ELSE {readings[column.name].fits} END")
-    values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
-    return {"is_mapped": " AND ".join(fits) or "true", "values": values}
+    return readings, " AND ".join(fits) or "true"
 
 
 _PARAMETERS: Mapping[str, Callable[[Any, Mapping[str, Field], Wanted], dict[str, str]]] = {

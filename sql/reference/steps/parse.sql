@@ -2,7 +2,7 @@
 -- name, then under its dotted path; of a column beside the JSON they come from the record. `stage` is the one that rejects the record: the first that does.
 SELECT * EXCLUDE (is_object), CASE WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
 FROM (
-    SELECT position, "partition", "offset", arrival_us, is_past, is_wide, bytes, is_object, $kinds_and_texts
+    SELECT position, "partition", "offset", arrival_us, is_past, sink, is_wide, bytes, is_object, $kinds_and_texts
     FROM (
         SELECT *, json_type(document, [$paths]) AS kinds, json_extract_string(document, [$paths]) AS texts,
                coalesce(json_type(document) = 'OBJECT' AND $keys_are_distinct, false) AS is_object

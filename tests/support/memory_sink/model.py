@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipelines.config.base import Model, Text
-from pipelines.config.sinks import ColumnMapping
+from pipelines.config.sinks import ColumnMapping, SinkModel
 
 
 class Place(Model):
@@ -15,7 +15,7 @@ class Place(Model):
     database: Text = Field(default="db", description="Database of the table.")
 
 
-class MemorySink(Model):
+class MemorySink(SinkModel):
     """One table of this process."""
 
     type: Literal["memory"] = Field(description="Kind of sink.")

@@ -36,7 +36,7 @@ def file(transforms: str) -> Any:
 
 
 def program(transforms: str = "") -> Program:
-    return compile_program(file(transforms), TABLE)
+    return compile_program(file(transforms), [TABLE])
 
 
 def test_a_file_validates_with_it() -> None:

@@ -1086,4 +1086,6 @@ def test_json_schema_allows_what_the_file_may_say() -> None:
 
 def test_schema_needs_no_column_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pipelines.types.columns", None)
-    assert pipeline_file.json_schema()["required"] == ["pipeline_id", "sources", "sink"]
+    schema = pipeline_file.json_schema()
+    assert schema["required"] == ["pipeline_id", "sources"]
+    assert schema["oneOf"] == [{"required": ["sink"]}, {"required": ["sinks"]}]

@@ -49,7 +49,7 @@ def tried(text: str, *given: Given | dict[str, Any] | bytes) -> Preview:
     config = parse(text, name="file", environment={})
     lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in given if not isinstance(one, Given)]
     frames = frames_of([one for one in given if isinstance(one, Given)] or of_lines(lines, NOON), config.sources[0])
-    return preview(compile_program(config, declared_table(config)), frames)
+    return preview(compile_program(config, [declared_table(config)]), frames)
 
 
 def at(hours: float, **event: Any) -> Given:

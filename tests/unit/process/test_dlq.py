@@ -61,6 +61,7 @@ def test_a_letter_holds_record_coordinates_and_reason() -> None:
         "last_time": FIRST_INSTANT,
         "past_dedup": False,
         "origin": None,
+        "sink": None,
         "source": "events",
     }
 

@@ -26,6 +26,7 @@ from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.testing import MemoryLog, records
 from pipelines.types.duckdb import open_engine
 
@@ -98,7 +99,8 @@ def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
     chain = Chain(log, NAMES, PROCESS_CHAIN, 1)
     chain.open()
     chain.plan(ProcessPlan(start=3, to=6, config="v1"))
-    connections = SimpleNamespace(names=NAMES, log=log, keep=lambda _, make: configuration(key))
+    config = SimpleNamespace(topology=Topology.of(["orders"], [""]), sink_leg=LegId("sink"))
+    connections = SimpleNamespace(names=NAMES, log=log, config=config, keep=lambda _, make: configuration(key))
     made = ProcessLeg(connections, chain, SimpleNamespace(lost=Event()), Event(), LegMeans(pause=wait_none()))
     made._undecided = [POISON]
     return made

@@ -155,4 +155,4 @@ def test_a_file_unfit_for_its_table_names_every_step_at_fault() -> None:
     text = EXAMPLE.replace("sink:\n", "transforms:\n  - {type: dedup, config: {key: order_id, time_window: 1h}}\nsink:\n", 1)
     file = parse(text.replace("Nullable(Float64)", "Array(String)"), name="file", environment={})
     with pytest.raises(ConfigurationError, match=r"sink\.mapping: column 'price': float cannot become Array"):
-        compile_program(file, Table("db", "t", "MergeTree", "", columns, 0))
+        compile_program(file, [Table("db", "t", "MergeTree", "", columns, 0)])

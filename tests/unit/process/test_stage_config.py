@@ -110,5 +110,5 @@ def test_a_base_type_takes_nulls_where_the_table_does(declared: str, form: str) 
     file = EXAMPLE.replace("column_type: LowCardinality(String)", f'column_type: "{declared}"')
     columns = (("order_id", "String"), ("city", form.format(declared)), ("price", "Nullable(Float64)"))
     table = Table("db", "t", "MergeTree", "", tuple(TableColumn(name, kind, "") for name, kind in columns), 0)
-    (city,) = [target for target in compile_program(parse(file, name="file", environment={}), table).targets if target.name == "city"]
+    (city,) = [target for target in compile_program(parse(file, name="file", environment={}), [table]).targets if target.name == "city"]
     assert (city.takes_null, str(city.type).count(declared)) == ("Nullable" in form, 1)

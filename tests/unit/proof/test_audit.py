@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, RawFrames, Tallied, compare
+from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, RawFrames, Tallied, compare, dead_letter_faults
 from pipelines.proof.audit.run import AuditReport
 from pipelines.protocol.positions import packed, position_keys, unpacked
 
@@ -48,7 +48,8 @@ ALL = Limits(floor=0, process_to=6, read_to=6, newest=6)
 
 
 def faults(found: Account, limits: Limits = ALL) -> dict[tuple[str, str], list[Spot]]:
-    return {(fault.hop, fault.kind): [unpacked(code) for code in fault.codes] for fault in compare(found, limits) if len(fault.codes)}
+    all_faults = [*compare(found, limits), *dead_letter_faults([found], limits)]
+    return {(fault.hop, fault.kind): [unpacked(code) for code in fault.codes] for fault in all_faults if len(fault.codes)}
 
 
 def test_positions_are_encoded_as_the_streams_do() -> None:

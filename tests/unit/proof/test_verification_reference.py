@@ -46,6 +46,7 @@ def frame(
         *(pa.nulls(rows, FRAME_SCHEMA.field(name).type) for name in ("key", "headers", "timestamp_us")),
         pa.array([ordinal in is_oversize for ordinal in range(rows)]),
         pa.array([ordinal in is_past for ordinal in range(rows)]),
+        pa.nulls(rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
 
