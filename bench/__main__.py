@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, latency, rival, stage, step, throughput, verification
+from bench import expressions, latency, rival, sinks, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.orders import Recipe
@@ -47,7 +47,7 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, step or expressions.")] = "",
+    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step or expressions.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -92,6 +92,8 @@ def main(
                 results[f"{name}-{size}"] = {**asdict(middle), "all_rates": [round(run.events_per_second) for run in measured]}
         if middles:
             console.print(_table(middles))
+        if only == "sinks":
+            results["sinks"] = _sinks(stack, events, runs)
         if only in ("", "latency"):
             results["latency"] = {name: asdict(found) for name, found in _latencies(stack, latency_seconds)}
         if only in ("", "verification"):
@@ -100,6 +102,20 @@ def main(
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+def _sinks(stack: LocalStack, events: int, runs: int) -> dict[str, object]:
+    topic = f"bench-sinks-{uuid4().hex[:6]}"
+    produce(stack.addresses().kafka_client, topic, Recipe(size=200, duplicate_share=0.0), events)
+    found = sinks.measure(stack, topic, events, runs)
+    for tables, made in found.items():
+        for run in made:
+            console.print(
+                f"{tables} table{'s' * (tables > 1)}: {sinks.cpu_us(run):.2f} us of CPU per event ({run.cpu_us_per_event}), "
+                f"{run.events_per_second:,.0f} events/s"
+            )
+    console.print(f"the second table costs {sinks.cost_of_the_second(found):.0%} of the pipeline with one")
+    return {str(tables): [asdict(run) for run in made] for tables, made in found.items()}
 
 
 def _latencies(stack: LocalStack, seconds: float) -> Iterator[tuple[str, latency.Latency]]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 import httpx
@@ -103,7 +103,7 @@ class MeasuredPipeline:
             self._process.terminate()
             self._process.wait(60)
 
-    def __enter__(self) -> "MeasuredPipeline":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -34,7 +34,7 @@ from pipelines.process.program import Program, compile_program, run
 from pipelines.process.steps import Context, Step
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined
-from pipelines.testing import FIRST_INSTANT
+from pipelines.testing import FIRST_INSTANT, SINGLE
 from pipelines.types.duckdb import open_engine
 
 PARTS = ("whole", "decode", "parse", "keys", "map", "stages", "find", "store", "encode")
@@ -78,7 +78,7 @@ class _Connections(Kept):
     def __init__(self, program: Program, directory: Path) -> None:
         super().__init__()
         self.names, self.log, self.engine, self.means = Names("bench"), _Log(), open_engine(), Means()
-        self.config, self.lanes = SimpleNamespace(on_error=OnError()), NO_LANES
+        self.config, self.lanes = SimpleNamespace(on_error=OnError(), topology=SINGLE, sink_leg=SINGLE.sinks[0]), NO_LANES
         self.run = SimpleNamespace(stage_config=program.version, accepted_config=program.version)
         self.keep(("stage config", program.version), lambda: program)
         self._directory = directory

@@ -50,10 +50,13 @@ def measure(
     With `duplicates`, so many of the events, evenly spread, are dropped by dedup on their way to the last leg, and counted all the same.
     """
     with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes, streams=streams) as pipeline:
-        return _measure(stack, pipeline, events, events - duplicates, legs, on_cluster)
+        return measured(stack, pipeline, events, events - duplicates, legs, on_cluster)
 
 
-def _measure(stack: LocalStack, pipeline: MeasuredPipeline, events: int, rows: int, legs: tuple[str, ...], on_cluster: bool) -> Throughput:
+def measured(
+    stack: LocalStack, pipeline: MeasuredPipeline, events: int, rows: int, legs: tuple[str, ...], on_cluster: bool = False
+) -> Throughput:
+    """Run `legs` of a pipeline until the last one has read so many rows."""
     master = ["--master", stack.addresses().spark_master] if on_cluster else []
     pid = pipeline.start(*(argument for leg in legs for argument in ("--leg", leg)), *master)
     spark = [int(stack.server(kind.name).pid or 0) for kind in CLUSTER[1:]] if on_cluster else []

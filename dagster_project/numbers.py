@@ -15,7 +15,7 @@ from pipelines.protocol.naming import STREAM_ID_KEY, Names
 from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import Tally, tally
-from pipelines.protocol.topology import KINDS
+from pipelines.protocol.topology import KINDS, LegId
 
 ROW_COUNT = "dagster/row_count"
 """Dagster shows this number on an asset's page."""
@@ -67,7 +67,10 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
 
 
 def numbers(account: Account, name: str) -> dict[str, int | float]:
-    """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now."""
+    """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now.
+
+    Of the tables of further sinks: their rows, and those that wait for them.
+    """
     ingests, (process,), sinks = map(account.tally.of_kind, KINDS)
     dead_letters = account.tally.dead_letters
     waiting_rows = sum(sink.waiting for sink in sinks)
@@ -76,9 +79,13 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
         DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes[DUPLICATE.label], process.rows_in)},
         OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": waiting_rows},
         TABLE: {
-            ROW_COUNT: sum(sink.outcomes[CONFIRMED.label] for sink in sinks),
+            ROW_COUNT: sinks[0].outcomes[CONFIRMED.label],
             "waiting_rows": process.waiting + waiting_rows,
             "residue": account.tally.residue,
+        },
+        **{
+            f"{TABLE}_{LegId.parse(sink.leg).name}": {ROW_COUNT: sink.outcomes[CONFIRMED.label], "waiting_rows": sink.waiting}
+            for sink in sinks[1:]
         },
         DEAD_LETTERS: {
             "dead_letters": dead_letters.rows_in,
@@ -91,7 +98,7 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
     numbers = by_asset[name]
     if name in account.stream_bytes:
         numbers["stream_bytes"] = account.stream_bytes[name]
-    if account.lag is not None and "lag_offsets" in PLOTTED[name]:
+    if account.lag is not None and "lag_offsets" in PLOTTED.get(name, ()):
         numbers["lag_offsets"] = account.lag
     return numbers
 

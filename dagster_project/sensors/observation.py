@@ -110,13 +110,17 @@ def is_reported(account: Account, last: float | None, now: datetime) -> bool:
 
 
 def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapping[str, Tags | None]) -> Iterator[Event]:
-    """Yield the materializations of the assets in `materialized`, with these tags, and the observation of the table."""
+    """Yield the materializations of the assets in `materialized`, with these tags, and the observations of the tables."""
     description = "nothing waits" if nothing_waits(account) else "running"
     for asset in stream_assets(pipeline):
         if asset.name in materialized:
             metadata, tags = without_row_count(numbers(account, asset.name)), materialized[asset.name]
             yield dg.AssetMaterialization(asset_key(pipeline, asset.name), description=description, metadata=metadata, tags=tags)
-    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, [asset.name for asset in stream_assets(pipeline)]))
+    names = [asset.name for asset in stream_assets(pipeline)]
+    yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, names))
+    for name in names:
+        if name.startswith(f"{TABLE}_"):
+            yield dg.AssetObservation(asset_key(pipeline, name), metadata=dict(numbers(account, name)))
 
 
 def build(files: PipelineFiles) -> dg.Definitions:

@@ -186,7 +186,9 @@ class MapToTables(Step):
         number = next(number for number, table in enumerate(self.tables) if table.leg == leg)
         names = [column.name for column in self.tables[number].columns]
         mine = rows.select([*(self._label(number, name) for name in names), *POSITION_COLUMNS])
-        return mine.rename_columns([*names, *POSITION_COLUMNS]).filter(rows.column(self._label(number)))
+        mine, is_taken = mine.rename_columns([*names, *POSITION_COLUMNS]), rows.column(self._label(number))
+        # Where the sink takes all, nothing is copied.
+        return mine if pc.all(is_taken).as_py() in (True, None) else mine.filter(is_taken)
 
     def counts(self, rows: pa.Table) -> dict[str, int]:
         """Count the rows, as `apply` gives them, and those that each sink takes, if they differ."""

@@ -98,6 +98,20 @@ def test_the_table_has_its_columns_their_lineage_and_its_name(tmp_path: Path) ->
     assert table.metadata["dagster/code_references"].code_references[0].file_path.endswith("0.yaml")
 
 
+def test_every_further_table_is_an_asset_of_its_own(tmp_path: Path) -> None:
+    one = document()
+    sink = one.pop("sink")
+    mapping = [{"name": "order_id", "column_name": "id", "column_type": "String"}]
+    large = {**sink, "id": "large", "when": "price > 100", "table": "large", "mapping": mapping, "order_by": []}
+    defs = definitions(tmp_path, {**one, "sinks": [{**sink, "id": "all"}, large]})
+    dg.Definitions.validate_loadable(defs)
+    assert parents(defs)["orders_demo/clickhouse_table_large"] == {"orders_demo/out_stream"}
+    table = spec(defs, "orders_demo", "clickhouse_table_large")
+    assert table.metadata["dagster/table_name"] == "default.large"
+    assert [*table.metadata["dagster/column_lineage"].deps_by_column] == ["id"]
+    assert table.description == "The records that price > 100 takes, each exactly once."
+
+
 def test_a_computed_column_descends_from_the_fields_it_reads(tmp_path: Path) -> None:
     first = {"type": "compute", "config": {"fields": [{"name": "total", "expression": "price * quantity"}]}}
     second = {"type": "compute", "config": {"fields": [{"name": "label", "expression": "dish || ' ' || total"}]}}

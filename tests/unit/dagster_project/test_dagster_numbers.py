@@ -68,3 +68,11 @@ def test_a_caught_up_pipeline_is_fresh_every_five_minutes() -> None:
     assert is_reported(account(), ago[5], NOW)
     assert not is_reported(account(waiting=1), None, NOW)
     assert not is_reported(account(lag=1), None, NOW)
+
+
+def test_each_further_table_has_its_own_rows() -> None:
+    found = account(waiting=6, lag=0)
+    large = LegTally("sink:large", 9, {"confirmed by ClickHouse": 8, "dead letters": 1}, 2, False)
+    both = Account(Tally((*found.tally.legs, large), found.tally.dead_letters), found.stream_bytes, 70, 8, 12, "id", 0)
+    assert numbers(both, TABLE) == {"dagster/row_count": 64, "waiting_rows": 8, "residue": 0, "lag_offsets": 0}
+    assert numbers(both, f"{TABLE}_large") == {"dagster/row_count": 8, "waiting_rows": 2}

@@ -74,6 +74,7 @@ def dead_letters() -> pa.Table:
         "first_time": FIRST_INSTANT,
         "past_dedup": True,
         "origin": "4.1",
+        "sink": "sink:audit",
     }
     oversize = {**row, "_tf_ordinal": 4, "oversize": {"bytes": 10**7, "sha256": b"x"}}
     return pa.Table.from_pylist([row, oversize], schema=DEAD_LETTER_SCHEMA)
@@ -101,6 +102,7 @@ def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
         "first_time": FIRST_INSTANT,
         "past_dedup": True,
         "origin": "17.3",
+        "sink": "sink:audit",
     }
 
 
