@@ -47,7 +47,7 @@ def preview(
     from pipelines.preview.run import preview as run
 
     with errors_as_exit():
-        config = load(file)
+        config = load(file, offline=from_topic is None)
         program = declared_program(config)
         frames = _frames(config, sample, from_topic, limit)
         found = run(program, frames)

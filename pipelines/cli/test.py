@@ -28,7 +28,7 @@ def test(
     from pipelines.preview.declared import declared_program
 
     with errors_as_exit():
-        config = load(file)
+        config = load(file, offline=True)
         program, source = declared_program(config), only_source(config)
         found = load_cases(cases or cases_path(file))
         results = [run_case(case, program, source) for case in found.tests]

@@ -1,11 +1,12 @@
 """A sink of the pipeline file: the ClickHouse table, its connection, batching, the column mapping, and which records it takes."""
 
 import pkgutil
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -56,6 +57,12 @@ SinkId = Annotated[
 
 class ClickHouseConnection(Model):
     """Connection to ClickHouse, over HTTP."""
+
+    unreached: ClassVar[Mapping[str, Any]] = {
+        "host": "unset.invalid",
+        "port": 8123,
+        **dict.fromkeys(("http_port", "username", "password", "secure", "skip_certificate_verification")),
+    }
 
     host: Host = theirs(..., "Host name or address.")
     port: Port = theirs(..., "Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")

@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from collections.abc import Mapping
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -193,6 +194,11 @@ class KafkaSource(Model):
 
     not_supported: ClassVar[dict[str, str]] = {
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
+    }
+    unreached: ClassVar[Mapping[str, Any]] = {
+        "connection_params": {"brokers": ["unset.invalid:9092"], "protocol": "PLAINTEXT"},
+        "consumer_group": None,
+        "schema_registry": None,
     }
 
     type: Literal["kafka"] = theirs(..., "Kind of source; GlassFlow's `otlp.*` sources are not supported.")
