@@ -1,10 +1,7 @@
 """The command that shows what becomes of records before anything is started."""
 
 import json
-import sys
 from collections import Counter
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +9,11 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, Sample
 from pipelines.config import PipelineConfig, load
-from pipelines.config.source_ids import only_source
 
 if TYPE_CHECKING:
     from pipelines.preview.run import Preview, Traced
-    from pipelines.process.arrivals import Arrived
     from pipelines.process.program import Program
 
 _SHOWN_CHARACTERS = 60
@@ -25,32 +21,40 @@ _SHOWN_CHARACTERS = 60
 
 def preview(
     file: File,
-    sample: Annotated[
+    given: Annotated[
         Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
     ] = None,
     from_topic: Annotated[
         int | None,
         typer.Option("--from-topic", min=1, max=100_000, help="Try as many of the newest records of each partition of the topic."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Records to read of --input.")] = 10_000,
+    from_raw: Annotated[str | None, typer.Option("--from-raw", metavar="RANGE", help=RAW_HELP)] = None,
+    from_dlq: Annotated[str | None, typer.Option("--from-dlq", metavar="SELECTION", help=DLQ_HELP)] = None,
+    against_table: Annotated[
+        bool, typer.Option("--against-table", help="Ask ClickHouse for the table: its DEFAULTs and nullness decide, not the mapping alone.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Records to read, except with --from-topic.")] = 10_000,
     rows: Annotated[int, typer.Option(min=0, help="Rows to show.")] = 10,
     explain: Annotated[int | None, typer.Option(min=1, help="Show this record, counted from 1, at every step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what the pipeline would make of some records: which become rows, which are dropped or rejected, and why.
 
-    Nothing is started or written, and no server is asked, except Kafka for --from-topic. Dedup knows no earlier records. The table is taken
-    from the mapping.
+    Nothing is started or written. Servers are asked only for --from-topic, --from-raw, --from-dlq and --against-table. Dedup knows no
+    earlier records. Example: tallyflow preview orders.yaml --from-dlq stage=parse,since=1h
     """
     leave_out_pandas()
     from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
 
+    sample = Sample(given, from_topic, from_dlq, from_raw, limit)
     with errors_as_exit():
-        config = load(file, offline=from_topic is None)
-        program = declared_program(config)
-        frames = _frames(config, sample, from_topic, limit)
-        found = run(program, frames)
+        config = load(file, offline=not (sample.needs_servers or against_table))
+        program = _program_of_tables(config) if against_table else declared_program(config)
+        with sample.frames(config) as frames:
+            found = run(program, frames)
+    if not found.records:
+        raise typer.BadParameter("there is no record to try")
     if as_json:
         typer.echo(json.dumps([_document(record, program) for record in found.records], default=_plain))
     elif explain is not None:
@@ -59,28 +63,12 @@ def preview(
         _print(found, rows, program)
 
 
-def _frames(config: PipelineConfig, sample: Path | None, from_topic: int | None, limit: int) -> "list[Arrived]":
-    from pipelines.connectors.sources import open_source
-    from pipelines.preview.given import frames_of, newest_frames, of_lines
+def _program_of_tables(config: PipelineConfig) -> "Program":
+    from pipelines.dead_letters.dry_run import program_of_tables
+    from pipelines.runner.preflight import check_supported
 
-    if (sample is None) == (from_topic is None):
-        raise typer.BadParameter("name the records to try: --input FILE, or --from-topic N")
-    source = only_source(config)
-    if from_topic is not None:
-        with closing(open_source(config, source.source_id)) as opened:
-            frames = newest_frames(source, opened, from_topic)
-    elif str(sample) == "-":
-        frames = frames_of(islice(of_lines(sys.stdin.buffer), limit), source)
-    else:
-        assert sample is not None
-        try:
-            with sample.open("rb") as lines:
-                frames = frames_of(islice(of_lines(lines), limit), source)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot read {sample}: {error.strerror}") from error
-    if not frames:
-        raise typer.BadParameter("there is no record to try")
-    return frames
+    check_supported(config)
+    return program_of_tables(config)
 
 
 def _print(found: "Preview", rows: int, program: "Program") -> None:
@@ -147,7 +135,8 @@ def _document(record: "Traced", program: "Program") -> dict[str, Any]:
             step |= {"code": seen.code, "field": seen.column, "reason": seen.reason}
         steps.append(step)
     value = None if record.value is None else record.value.decode(errors="backslashreplace")
-    return {"partition": record.partition, "offset": record.offset, "value": value, "outcome": record.last.outcome, "steps": steps}
+    place = {"position": record.position, "partition": record.partition, "offset": record.offset}
+    return {**place, "value": value, "outcome": record.last.outcome, "steps": steps}
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 given.py     records of a file, or the newest of the topic, as raw frames
 declared.py  the table as the mapping describes it, and the program for it
-run.py       the frames through the steps of the program, with the outcome of each record at each step
+trial.py     frames through the steps of a program, portion by portion, with the state of dedup
+run.py       the outcome of each record at each step
 readable.py  rows as people read them
 cases.py     the cases of a pipeline file
 """

@@ -21,7 +21,8 @@ from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.readable import readable_row
-from pipelines.preview.run import DROPPED, DUPLICATE, REJECTED, ROW, Preview, Seen, preview
+from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
+from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
 
 FIRST_ARRIVAL = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,5 +1,6 @@
 """Rows as people read them: the values that ClickHouse takes in binary form, as ClickHouse shows them."""
 
+import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Address, IPv6Address
@@ -43,7 +44,7 @@ def _text(value: bytes) -> str:
 def _time(seconds: Decimal) -> str:
     whole, rest = divmod(abs(seconds), 1)
     minutes, second = divmod(int(whole), 60)
-    digits = str(rest)[1:] if rest.as_tuple().exponent else ""
+    digits = f"{rest:f}"[1:] if rest.as_tuple().exponent else ""
     return f"{'-' if seconds < 0 else ''}{minutes // 60:02}:{minutes % 60:02}:{second:02}{digits}"
 
 
@@ -56,6 +57,7 @@ _READABLE: Mapping[str, Callable[[Any], Any]] = {
     "IPv4": lambda value: str(IPv4Address(value)),
     "IPv6": lambda value: str(IPv6Address(value)),
     "FixedString": _text,
+    "JSON": json.loads,
     **{f"Int{bits}": _integer(True) for bits in (128, 256)},
     **{f"UInt{bits}": _integer(False) for bits in (128, 256)},
 }

@@ -97,6 +97,19 @@ def test_a_late_record_is_rejected_with_its_reason() -> None:
     assert (found.records[1].last.code, found.records[1].last.column) == ("late", "at")
 
 
+def test_a_partition_makes_no_other_late() -> None:
+    noon = int(NOON.timestamp())
+    values = [json.dumps({"id": number, "user": "a", "at": noon - 7200 * number}).encode() for number in range(2)]
+    found = tried(file(EVENT_TIME), *(Given(value, NOON, partition=number) for number, value in enumerate(values)))
+    assert outcomes(found) == [("first of key", "row")] * 2
+
+
+def test_portions_share_their_memory_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.preview.given.FRAME_RECORDS", 1)
+    found = tried(file(DEDUP), *({"id": number % 20, "user": "a"} for number in range(60)))
+    assert found.outcomes() == {"row": 20, "duplicate": 40}
+
+
 def test_enums_and_addresses_are_shown_as_clickhouse_shows_them() -> None:
     assert readable(2, parse_type("Enum8('a' = 1, 'b' = 2)")) == "b"
     assert readable(2130706433, parse_type("IPv4")) == "127.0.0.1"
@@ -107,6 +120,8 @@ def test_enums_and_addresses_are_shown_as_clickhouse_shows_them() -> None:
     assert readable({"1": 1.5, "2": 2.0}, value_type("Point")) == [1.5, 2.0]
     assert [readable(seconds, parse_type("Time")) for seconds in (-5, 3_599_999)] == ["-00:00:05", "999:59:59"]
     assert readable(Decimal("-0.050"), parse_type("Time64(3)")) == "-00:00:00.050"
+    assert readable(Decimal("-0.000000005"), parse_type("Time64(9)")) == "-00:00:00.000000005"
+    assert readable('{"a":1}', parse_type("JSON")) == {"a": 1}
 
 
 def test_columns_beside_the_json_are_seen_too() -> None:
