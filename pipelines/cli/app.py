@@ -18,6 +18,7 @@ from rich.text import Text
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import diff as diff_commands
+from pipelines.cli import lint as lint_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
@@ -261,6 +262,7 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 for command in (
+    lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,
     test_commands.test,
