@@ -109,8 +109,8 @@ def _print(found: "Difference") -> None:
 
 def _print_change(ends: "tuple[Ending, Ending]", change: "Change") -> None:
     was, now = ends
-    title = f"{count_of(change.records, 'record')}: " + ("a row as before, with other values" if was == now else f"{was}, now {now}")
-    out.print(title, style="bold", markup=False, highlight=False)
+    title = f"{count_of(change.records, 'record')}: " + (f"{was} as before, with other values" if was == now else f"{was}, now {now}")
+    out.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
     for example in change.examples:
         where = f"raw {example.position}, partition {example.partition} offset {example.offset}"
         out.print(f"  {where}: {example.value}", markup=False, highlight=False, soft_wrap=True)

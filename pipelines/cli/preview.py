@@ -15,6 +15,7 @@ from pipelines.config import PipelineConfig, load
 if TYPE_CHECKING:
     from pipelines.preview.run import Preview, Traced
     from pipelines.process.program import Program
+    from pipelines.process.steps.mapping import MapToTable
 
 _SHOWN_CHARACTERS = 60
 
@@ -72,8 +73,6 @@ def _program_of_tables(config: PipelineConfig) -> "Program":
 
 
 def _print(found: "Preview", rows: int, program: "Program") -> None:
-    from pipelines.preview.readable import readable_row
-
     steps = Table(box=None)
     for name in ("step", "in", "passed", "dropped", "duplicates", "rejected"):
         steps.add_column(name, justify="left" if name == "step" else "right")
@@ -83,16 +82,23 @@ def _print(found: "Preview", rows: int, program: "Program") -> None:
         steps.add_row(name, *(f"{figure:,}" if figure else "." for figure in figures))
     out.print(steps)
     _print_reasons(found)
-    made = [(number, record) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
-    out.print(f"\n{len(made):,} rows for {program.full_table}{':' if rows and made else ''}", highlight=False)
+    for table in program.tables.tables:
+        _print_rows(found, rows, program, table)
+
+
+def _print_rows(found: "Preview", rows: int, program: "Program", table: "MapToTable") -> None:
+    from pipelines.preview.readable import readable_rows
+
+    ends = [(number, record.last.fields or {}) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
+    made = [(number, row) for number, fields in ends for of, row in readable_rows(fields, program) if of is table]
+    out.print(f"\n{len(made):,} rows for {table.database}.{table.table}{':' if rows and made else ''}", highlight=False)
     if rows and made:
-        table = Table(box=None)
-        for name in ("record", *(column.name for column in program.mapping.columns)):
-            table.add_column(name, overflow="ellipsis", no_wrap=True)
-        for number, record in made[:rows]:
-            row = readable_row(record.last.fields or {}, program.mapping)
-            table.add_row(str(number), *(_shown(row[column.name]) for column in program.mapping.columns))
-        out.print(table, markup=False)
+        shown = Table(box=None)
+        for name in ("record", *(column.name for column in table.columns)):
+            shown.add_column(name, overflow="ellipsis", no_wrap=True)
+        for number, row in made[:rows]:
+            shown.add_row(str(number), *(_shown(row[column.name]) for column in table.columns))
+        out.print(shown, markup=False)
 
 
 def _print_reasons(found: "Preview") -> None:
@@ -122,12 +128,15 @@ def _print_record(found: "Preview", number: int, program: "Program") -> None:
 
 
 def _document(record: "Traced", program: "Program") -> dict[str, Any]:
-    from pipelines.preview.readable import readable_row
+    from pipelines.preview.readable import readable_rows
 
     steps, is_mapped = [], False
     for seen in record.steps:
         is_mapped = is_mapped or seen.step == program.tables.name
-        fields = readable_row(seen.fields, program.mapping) if is_mapped and seen.fields else seen.fields
+        fields = seen.fields
+        if is_mapped and fields:
+            rows = readable_rows(fields, program)
+            fields = {table.leg: row for table, row in rows} if program.tables.routes else rows[0][1]
         step: dict[str, Any] = {"step": seen.step, "outcome": seen.outcome}
         if fields is not None:
             step["fields"] = fields

@@ -25,6 +25,9 @@ from pipelines.config.durations import DURATION_PATTERN, SIZE_PATTERN, format_du
 Location = tuple[str | int, ...]
 Faults = Iterator[tuple[Location, str]]
 
+UNSET_HOST = "unset.invalid"
+"""The host of a server whose address is not set, in a command that connects to nothing."""
+
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]{0,126}$"
 
 

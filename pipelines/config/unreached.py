@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.config.base import Location, Model, field_named, model_for, models_in
+from pipelines.config.base import UNSET_HOST, Location, Model, field_named, model_for, models_in
 from pipelines.config.interpolate import Unavailable
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
@@ -26,11 +26,16 @@ def _replaced(raw: Any, models: list[type[Model]], at: Location, excused: set[st
         missing = [*_missing(value, (*at, key))] if key in model.unreached else []
         if missing:
             excused |= {path_text(location) for location in missing}
-            found[key] = model.unreached[key]
+            found[key] = _stand_in(model.unreached[key], len(excused))
         else:
             field = field_named(model, key)
             found[key] = _replaced(value, models_in(field.annotation) if field else [], (*at, key), excused)
     return found
+
+
+def _stand_in(value: Any, number: int) -> Any:
+    """Return what replaces a field: no two servers that are not known are the same one."""
+    return f"unset-{number}.invalid" if value == UNSET_HOST else value
 
 
 def _missing(value: Any, at: Location) -> Iterator[Location]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
-from pipelines.config.fields import Passed, all_passed, checked
+from pipelines.config.fields import Passed, all_passed, at_sink, checked
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,11 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
         computed = _computed(passed)
         made += computed
         present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
-    read |= {present[column.name] for column in config.sink.mapping}
+    for sink in config.all_sinks:
+        names = {column.name for column in sink.mapping}
+        read |= {
+            present[name] for name in names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
+        }
     yield from (field for field in made if field not in read)
 
 

@@ -69,30 +69,30 @@ def _no_lateness(config: PipelineConfig) -> Found:
 
 
 def _unmapped_keys(config: PipelineConfig) -> Found:
-    mapped = {column.name for column in config.sink.mapping}
     for passed, at in _dedups(config):
-        missing = [name for name in passed.transform.config.key if name not in mapped]
-        if missing and config.checks.duplicates.enabled:
-            yield (*at, "key"), f"{', '.join(missing)} has no column: the check `duplicates` cannot compare keys in the table"
+        for sink in config.all_sinks if config.checks.duplicates.enabled else ():
+            mapped = {column.name for column in sink.mapping}
+            if missing := [name for name in passed.transform.config.key if name not in mapped]:
+                yield (*at, "key"), f"{', '.join(missing)} has no column: the check `duplicates` cannot compare keys in table {sink.table}"
 
 
 def _text_times(config: PipelineConfig) -> Found:
     types = {field.name: field.type for source in config.sources for field in source.schema_fields}
-    for index, column in enumerate(config.sink.mapping):
+    columns = [((*seen.sink_at, "mapping", index), column) for seen in config.by_sink for index, column in enumerate(seen.sink.mapping)]
+    for at, column in columns:
         is_text = column.column_type in ("String", "Nullable(String)", "LowCardinality(String)", "LowCardinality(Nullable(String))")
         if is_text and types.get(column.name) == "string" and _NAMES_A_TIME.search(column.name):
             yield (
-                ("sink", "mapping", index, "column_type"),
+                (*at, "column_type"),
                 f"{column.name!r} is probably a time, and {column.column_type} keeps it as text",
             )
 
 
 def _no_sorting_key(config: PipelineConfig) -> Found:
-    if config.sink.create_table and not config.sink.order_by:
-        yield (
-            ("sink", "create_table"),
-            "the table is created without order_by: it is sorted by position, and queries by other columns read all of it",
-        )
+    for seen in config.by_sink:
+        if seen.sink.create_table and not seen.sink.order_by:
+            unsorted = "the table is created without order_by: it is sorted by position"
+            yield (*seen.sink_at, "create_table"), f"{unsorted}, and queries by other columns read all of it"
 
 
 def _unstated_beginning(config: PipelineConfig) -> Found:
@@ -167,4 +167,5 @@ RULES: tuple[Rule, ...] = (
         "Remove delivery: at_least_once, if the table can drop repeated inserts.",
         analysis.deliveries,
     ),
+    Rule("TF017", "Sinks that may all leave a record.", "Give one sink no `when`, if each record must have a row.", analysis.routes),
 )

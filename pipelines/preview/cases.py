@@ -20,7 +20,7 @@ from pipelines.config.load import read_text
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
-from pipelines.preview.readable import readable_row
+from pipelines.preview.readable import readable_rows
 from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
 from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
@@ -147,7 +147,9 @@ def _value(value: Any) -> bytes | None:
 
 
 def _rows(found: Preview, program: Program) -> list[dict[str, Any]]:
-    return [readable_row(record.last.fields or {}, program.mapping) for record in found.records if record.last.outcome == ROW]
+    """Return the rows of all tables."""
+    made = [record.last.fields or {} for record in found.records if record.last.outcome == ROW]
+    return [row for fields in made for _, row in readable_rows(fields, program)]
 
 
 def _row_differences(expected: Expected, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

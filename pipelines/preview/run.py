@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.preview.readable import rows_of_records
 from pipelines.preview.trial import Trial, step_names
 from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.program import Program
@@ -23,9 +24,10 @@ PASSED, ROW, REJECTED = "passed", "row", "rejected"
 
 @dataclass(frozen=True)
 class Seen:
-    """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`. `fields`: after the step, if it passed.
+    """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`.
 
-    `stage`, `code`, `column` and `reason` are those of the dead letter, if it is rejected.
+    `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `stage`, `code`,
+    `column` and `reason` are those of the dead letter, if it is rejected.
     """
 
     step: str
@@ -78,9 +80,9 @@ def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
     with open_engine() as engine, TemporaryDirectory(prefix="tallyflow-preview-") as directory:
         trial = Trial(program, engine, Path(directory))
         for portion in steps(frames):
-            trace = _Trace()
+            trace = _Trace(program)
             rows = trial.take(portion, trace.note)
-            for record, row in zip(trace.of(rows), rows.select(program.insert_columns).to_pylist(), strict=True):
+            for record, row in zip(trace.of(rows), rows_of_records(program, rows), strict=True):
                 record.steps[-1] = Seen(record.last.step, ROW, row)
             records += trace.by_key.values()
     return Preview(tuple(records), step_names(program))
@@ -89,7 +91,8 @@ def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
 class _Trace:
     """The records of a portion in their order, by their positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
+        self._program = program
         self.by_key: dict[int, Traced] = {}
 
     def of(self, rows: pa.Table) -> list[Traced]:
@@ -100,7 +103,9 @@ class _Trace:
         """Note what a step made of the records of `before`; see `trial.Note`."""
         if not self.by_key:
             self._begin(before)
-        fields = dict(zip(position_keys(passed).tolist(), _fields(passed), strict=True))
+        is_routed = step == self._program.tables.name and self._program.tables.routes
+        shown = rows_of_records(self._program, passed) if is_routed else _fields(passed)
+        fields = dict(zip(position_keys(passed).tolist(), shown, strict=True))
         reasons = dict(zip(position_keys(rejected).tolist(), rejected.to_pylist(), strict=True))
         for key in position_keys(before).tolist():
             if key in fields:

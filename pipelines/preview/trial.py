@@ -56,17 +56,15 @@ class Trial:
         self.program, self._engine, self._directory = program, engine, directory
         self._clocks = _Clocks(0, watermarks)
         self._stores: dict[int, KeyedStore] = {}
-        # A table may have no position columns.
-        self._columns = list(dict.fromkeys((*program.insert_columns, "_tf_sequence", "_tf_ordinal")))
 
     def take(self, frames: Sequence[Arrived], note: Note) -> pa.Table:
-        """Take the next frames through the steps; return their rows, in position order, with the table's columns and their positions."""
+        """Take the next frames through the steps; return their rows, in position order, as the mapping gives them."""
         raw = joined([records_of(frame.message, frame.arrival_us) for frame in frames])
         rows = self._through_steps(raw, note)
         if self.program.dedup.key:
             rows = self._first_of_keys(rows, frames, note)
         self._clocks.clock_us = frames[-1].arrival_us
-        return rows.select(self._columns)
+        return rows
 
     def _through_steps(self, raw: pa.Table, note: Note) -> pa.Table:
         program, rows = self.program, raw
@@ -81,12 +79,12 @@ class Trial:
     def _first_of_keys(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
         times = frame_times(rows, frames, self._clocks.watermarks, self.program)
         span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
-        accepted = [rows.slice(0, 0)]
+        accepted = []
         for bucket, share in shares(rows, key_owners(rows, self.program.buckets)):
             accepted.append(self._of_bucket(bucket, share, span, times, note))
         if times is not None:
             self._clocks.watermarks = times.last
-        return in_position_order(joined([part.select(self._columns) for part in accepted]))
+        return in_position_order(joined(accepted)) if accepted else rows.slice(0, 0)
 
     def _of_bucket(self, bucket: int, share: pa.Table, span: tuple[int, int], times: FrameTimes | None, note: Note) -> pa.Table:
         dedup = self.program.dedup

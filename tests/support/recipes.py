@@ -47,6 +47,20 @@ def _every_type(document: dict[str, Any]) -> None:
     ]
 
 
+def _into_tables(transform: dict[str, Any], *conditions: str | None) -> Change:
+    """The case's sink once for each condition; the first one keeps the case's table."""
+
+    def change(document: dict[str, Any]) -> None:
+        sink = document.pop("sink")
+        document["transforms"] = [transform]
+        document["sinks"] = [
+            {**sink, "id": f"s{number}", "table": f"{sink['table']}{number or ''}", **({"when": when} if when else {})}
+            for number, when in enumerate(conditions)
+        ]
+
+    return change
+
+
 _NO_TEXT = [value for value, _ in BAD_VALUES.values()]
 _POISON = [value for value, _ in (*DEAD_LETTERS.values(), *ROWS.values()) if len(value) < 500_000]
 _EVERY_VALUE = json.dumps({f"f{number}": value for number, (_, _, value, _) in enumerate(CASES)}).encode()
@@ -71,5 +85,7 @@ RECIPES: dict[str, Recipe] = {
     "event times": Recipe(timed_by("at", "id", "15s", "5s"), _sent(_timed(300)), parts=2),
     "lanes": Recipe(with_lanes(2), _sent(copies(200, keys=37))),
     "columns beside the JSON": Recipe(with_columns(), [Sent(b'{"id": 1}', key, tuple(headers)) for key, headers in RECORDS]),
+    "several tables": Recipe(_into_tables(DEDUP, None, "amount < 10"), _sent([*events(100)])),
+    "tables that leave records": Recipe(_into_tables(FILTER, "amount < 12", "amount / nullif(id, 7) > 1"), _sent([*events(100)])),
     "every column type": Recipe(_every_type, _sent([_EVERY_VALUE, b"{}"])),
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, SecretStr
 
 from pipelines.config.base import (
+    UNSET_HOST,
     Expression,
     Faults,
     FieldPath,
@@ -59,7 +60,7 @@ class ClickHouseConnection(Model):
     """Connection to ClickHouse, over HTTP."""
 
     unreached: ClassVar[Mapping[str, Any]] = {
-        "host": "unset.invalid",
+        "host": UNSET_HOST,
         "port": 8123,
         **dict.fromkeys(("http_port", "username", "password", "secure", "skip_certificate_verification")),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
+from pipelines.config.base import UNSET_HOST, Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
 from pipelines.types.record_columns import ColumnOrigin, ColumnType
 
 FieldType = Literal[
@@ -196,7 +196,7 @@ class KafkaSource(Model):
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
     }
     unreached: ClassVar[Mapping[str, Any]] = {
-        "connection_params": {"brokers": ["unset.invalid:9092"], "protocol": "PLAINTEXT"},
+        "connection_params": {"brokers": [f"{UNSET_HOST}:9092"], "protocol": "PLAINTEXT"},
         "consumer_group": None,
         "schema_registry": None,
     }

@@ -43,6 +43,14 @@ def test_connections_may_lack_their_values() -> None:
     assert (config.nats.url, config.state_uri) == ("nats://127.0.0.1:4222", "")
 
 
+def test_two_servers_that_are_not_known_are_not_one() -> None:
+    sink = FILE[FILE.index("sink:\n") : FILE.index("nats:")]
+    entry = sink.removeprefix("sink:\n").replace("\n  ", "\n    ").strip()
+    several = "sinks:\n" + "".join(f"  - id: s{number}\n    {entry}\n".replace("${HOST}", f"${{H{number}}}") for number in range(2))
+    config = parse(FILE.replace(sink, several), name="file", environment={}, offline=True)
+    assert len({sink.connection_params.host for sink in config.all_sinks}) == 2
+
+
 def test_a_command_that_connects_needs_every_value() -> None:
     params = "sources[0].connection_params"
     assert {f"{params}.brokers[0]", f"{params}.password", "sink.connection_params.port", "nats.url", "state_uri"} <= {

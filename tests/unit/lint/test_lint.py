@@ -119,7 +119,17 @@ def test_each_rule_finds_its_mistake_at_its_line(old: str, new: str, code: str, 
 
 def test_every_rule_has_a_mistake_that_it_finds() -> None:
     codes = [rule.code for rule in RULES]
-    assert codes == sorted({code for _, _, code, _ in MISTAKES} | {"TF011"})
+    assert codes == sorted({code for _, _, code, _ in MISTAKES} | {"TF011", "TF017"})
+
+
+def test_sinks_that_may_all_leave_a_record_are_found(tmp_path: Path) -> None:
+    entry = FILE[FILE.index("sink:\n") + len("sink:\n") :].rstrip().replace("\n  ", "\n    ").strip()
+    several = "".join(f"  - id: s{number}\n    when: id > {number}\n    {entry}\n" for number in range(2))
+    several = several.replace("table: clicks", "table: other", 1)
+    text = FILE[: FILE.index("sink:\n")] + "sinks:\n" + several
+    assert [(one["code"], one["path"]) for one in found(tmp_path, text)] == [("TF017", "sinks")]
+    unsorted = text.replace("    order_by: [id]\n", "", 1)
+    assert [(one["code"], one["path"]) for one in found(tmp_path, unsorted)] == [("TF017", "sinks"), ("TF009", "sinks[0].create_table")]
 
 
 def test_an_order_that_is_not_the_written_one_is_found(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ sink:
     - {name: name, column_name: name, column_type: Nullable(String)}
     - {name: tags, column_name: tags, column_type: "Array(Nullable(Int64))"}
 """
+ROW = "default.clicks"
 RECORDS = [
     {"id": 1, "name": "a", "tags": [1]},
     {"id": 1, "name": "A", "tags": [1]},
@@ -73,16 +74,16 @@ def test_the_same_program_makes_no_difference(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "counts", "ends"),
     [
-        (("id < 90", "id < 99"), (1, 0, 0, 0), [("dropped", "filter", "row", "")]),
-        (("id < 90", "id < 2"), (0, 1, 0, 1), [("rejected", "mapping", "dropped", "filter"), ("row", "", "dropped", "filter")]),
-        (("key: id", "key: [id, name]"), (1, 1, 0, 0), [("duplicate", "first of key", "row", ""), ("row", "", "rejected", "dedup")]),
-        (("Nullable(String)", "String"), (0, 1, 0, 0), [("row", "", "rejected", "mapping")]),
+        (("id < 90", "id < 99"), (1, 0, 0, 0), [("dropped", "filter", "row", ROW)]),
+        (("id < 90", "id < 2"), (0, 1, 0, 1), [("rejected", "mapping", "dropped", "filter"), ("row", ROW, "dropped", "filter")]),
+        (("key: id", "key: [id, name]"), (1, 1, 0, 0), [("duplicate", "first of key", "row", ROW), ("row", ROW, "rejected", "dedup")]),
+        (("Nullable(String)", "String"), (0, 1, 0, 0), [("row", ROW, "rejected", "mapping")]),
         (
             ("{name: name, column_name: name, column_type: Nullable(String)", "{name: id, column_name: name, column_type: Nullable(Int64)"),
             (0, 0, 2, 0),
-            [("row", "", "row", "")],
+            [("row", ROW, "row", ROW)],
         ),
-        (('"Array(Nullable(Int64))"', "String"), (1, 0, 2, 0), [("rejected", "mapping", "row", ""), ("row", "", "row", "")]),
+        (('"Array(Nullable(Int64))"', "String"), (1, 0, 2, 0), [("rejected", "mapping", "row", ROW), ("row", ROW, "row", ROW)]),
     ],
 )
 def test_records_that_end_otherwise_are_counted(directory: Path, edit: Any, counts: Any, ends: Any) -> None:
@@ -127,7 +128,7 @@ def test_the_text_names_counts_causes_and_an_example(directory: Path) -> None:
     assert shown.exit_code == 1
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert lines[0] == "6 records; rows 2 before, 1 now"
-    assert "1 record: a row, now rejected by mapping: null_in_non_nullable of name" in lines
+    assert "1 record: a row of default.clicks, now rejected by mapping: null_in_non_nullable of name" in lines
     assert 'raw 2.2, partition 0 offset 2: {"id": 2, "name": null, "tags": []}' in lines
     assert lines[-1] == "Dedup knows no record before the first."
 
@@ -139,3 +140,17 @@ def test_the_text_names_counts_causes_and_an_example(directory: Path) -> None:
 def test_a_faulty_file_is_refused(directory: Path, edit: tuple[str, str], said: str) -> None:
     shown = run(directory, edit)
     assert (shown.exit_code, said in shown.stderr) == (2, True)
+
+
+def test_each_table_is_compared_with_itself(directory: Path) -> None:
+    one, mapping = FILE[FILE.index("sink:\n") :], FILE[FILE.index("  mapping:") :].rstrip().replace("\n", "\n    ")
+    sink = "  - id: {id}\n    when: {when}\n    type: clickhouse\n    connection_params: {{host: h, port: 8123}}\n    table: {id}\n  "
+    conditions = {"clicks": "id > 1", "odd": "id = 1"}
+    several = "sinks:\n" + "".join(sink.format(id=name, when=when) + mapping + "\n" for name, when in conditions.items())
+    document = found(directory, (one, several))
+    assert document["columns"]["added"] == {"odd.id": "Int64", "odd.name": "Nullable(String)", "odd.tags": "Array(Nullable(Int64))"}
+    assert [(one["old"]["step"], one["new"]["step"], one["records"]) for one in document["changes"]] == [(ROW, "default.odd", 1)]
+    (directory / "old.yaml").write_text((directory / "new.yaml").read_text())
+    upper = "  - {type: compute, config: {fields: [{name: name, expression: upper(name)}]}}\n  - {type: dedup"
+    document = found(directory, (one, several), ("  - {type: dedup", upper))
+    assert (document["changed_columns"], document["rows"]["changed"]) == ({"odd.name": 1}, 1)
