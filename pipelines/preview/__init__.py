@@ -8,4 +8,5 @@ difference.py  two programs over the same frames, record by record
 stored.py      frames of raw, and dead letters as frames
 readable.py    rows as people read them
 cases.py       the cases of a pipeline file
+recording.py   expectations of cases, written into their file
 """

@@ -87,7 +87,7 @@ class Case(Model):
 
     name: Text = Field(description="What the case shows.")
     given: Annotated[tuple[Record, ...], Field(min_length=1)] = Field(description="The records, in the order of their arrival.")
-    expect: Expected = Field(description="What must become of them.")
+    expect: Expected | None = Field(default=None, description="What must become of them. `tallyflow test --record` writes it.")
 
 
 class CasesFile(Model):
@@ -126,9 +126,16 @@ def load_cases(path: Path) -> CasesFile:
 
 
 def run_case(case: Case, program: Program, source: KafkaSource) -> Result:
-    """Run one case through the program."""
-    found = preview(program, frames_of(_given(case), source))
+    """Run one case through the program. A case without an expectation fails."""
+    if case.expect is None:
+        return Result(case, ["nothing is expected: write `expect`, or let --record write it"])
+    found = preview_of(case, program, source)
     return Result(case, [*_row_differences(case.expect, _rows(found, program)), *_other_differences(case.expect, found)])
+
+
+def preview_of(case: Case, program: Program, source: KafkaSource) -> Preview:
+    """Return what becomes of the records of a case."""
+    return preview(program, frames_of(_given(case), source))
 
 
 def _given(case: Case) -> Iterator[Given]:
