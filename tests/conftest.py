@@ -36,7 +36,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, suppres
 settings.load_profile("repeatable")
 
 # The oracles' own words when they fail; each before its first import.
-pytest.register_assert_rewrite("support.protocol_account", "support.protocol_world")
+pytest.register_assert_rewrite("support.protocol_account", "support.protocol_world", "support.preview_account")
 
 
 def pytest_sessionstart() -> None:

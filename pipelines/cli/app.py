@@ -17,6 +17,8 @@ from rich.text import Text
 
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
+from pipelines.cli import diff as diff_commands
+from pipelines.cli import lint as lint_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
@@ -65,7 +67,7 @@ def ddl(file: File) -> None:
     from pipelines.connectors.sinks.clickhouse import create_statement
 
     with errors_as_exit():
-        statements = [create_statement(seen) for seen in load(file).by_sink]
+        statements = [create_statement(seen) for seen in load(file, offline=True).by_sink]
     for statement in statements:
         typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
 
@@ -260,7 +262,9 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 for command in (
+    lint_commands.lint,
     preview_commands.preview,
+    diff_commands.diff,
     test_commands.test,
     dagster_commands.dagster,
     audit_commands.tally,

@@ -122,8 +122,8 @@ def selected(config: "PipelineConfig", legs: Iterable[str]) -> "tuple[LegId, ...
 
 
 @contextmanager
-def errors_as_exit() -> Iterator[None]:
-    """Print an error of ours as one message and exit with code 1, or 2 for an invalid file.
+def errors_as_exit(failure: int = 1) -> Iterator[None]:
+    """Print an error of ours as one message and exit with the code `failure`, or 2 for an invalid file.
 
     Any other exception is a bug and keeps its traceback.
     """
@@ -134,4 +134,4 @@ def errors_as_exit() -> Iterator[None]:
         raise typer.Exit(2) from None
     except TallyflowError as error:
         err.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+        raise typer.Exit(failure) from None

@@ -1,10 +1,7 @@
 """The command that shows what becomes of records before anything is started."""
 
 import json
-import sys
 from collections import Counter
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,45 +9,53 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, Sample
 from pipelines.config import PipelineConfig, load
-from pipelines.config.source_ids import only_source
 
 if TYPE_CHECKING:
     from pipelines.preview.run import Preview, Traced
-    from pipelines.process.arrivals import Arrived
     from pipelines.process.program import Program
+    from pipelines.process.steps.mapping import MapToTable
 
 _SHOWN_CHARACTERS = 60
 
 
 def preview(
     file: File,
-    sample: Annotated[
+    given: Annotated[
         Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
     ] = None,
     from_topic: Annotated[
         int | None,
         typer.Option("--from-topic", min=1, max=100_000, help="Try as many of the newest records of each partition of the topic."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Records to read of --input.")] = 10_000,
+    from_raw: Annotated[str | None, typer.Option("--from-raw", metavar="RANGE", help=RAW_HELP)] = None,
+    from_dlq: Annotated[str | None, typer.Option("--from-dlq", metavar="SELECTION", help=DLQ_HELP)] = None,
+    against_table: Annotated[
+        bool, typer.Option("--against-table", help="Ask ClickHouse for the table: its DEFAULTs and nullness decide, not the mapping alone.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Records to read, except with --from-topic.")] = 10_000,
     rows: Annotated[int, typer.Option(min=0, help="Rows to show.")] = 10,
     explain: Annotated[int | None, typer.Option(min=1, help="Show this record, counted from 1, at every step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what the pipeline would make of some records: which become rows, which are dropped or rejected, and why.
 
-    Nothing is started or written, and no server is asked, except Kafka for --from-topic. Dedup knows no earlier records. The table is taken
-    from the mapping.
+    Nothing is started or written. Servers are asked only for --from-topic, --from-raw, --from-dlq and --against-table. Dedup knows no
+    earlier records. Example: tallyflow preview orders.yaml --from-dlq stage=parse,since=1h
     """
     leave_out_pandas()
     from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
 
+    sample = Sample(given, from_topic, from_dlq, from_raw, limit)
     with errors_as_exit():
-        config = load(file)
-        program = declared_program(config)
-        frames = _frames(config, sample, from_topic, limit)
-        found = run(program, frames)
+        config = load(file, offline=not (sample.needs_servers or against_table))
+        program = _program_of_tables(config) if against_table else declared_program(config)
+        with sample.frames(config) as frames:
+            found = run(program, frames)
+    if not found.records:
+        raise typer.BadParameter("there is no record to try")
     if as_json:
         typer.echo(json.dumps([_document(record, program) for record in found.records], default=_plain))
     elif explain is not None:
@@ -59,33 +64,15 @@ def preview(
         _print(found, rows, program)
 
 
-def _frames(config: PipelineConfig, sample: Path | None, from_topic: int | None, limit: int) -> "list[Arrived]":
-    from pipelines.connectors.sources import open_source
-    from pipelines.preview.given import frames_of, newest_frames, of_lines
+def _program_of_tables(config: PipelineConfig) -> "Program":
+    from pipelines.dead_letters.dry_run import program_of_tables
+    from pipelines.runner.preflight import check_supported
 
-    if (sample is None) == (from_topic is None):
-        raise typer.BadParameter("name the records to try: --input FILE, or --from-topic N")
-    source = only_source(config)
-    if from_topic is not None:
-        with closing(open_source(config, source.source_id)) as opened:
-            frames = newest_frames(source, opened, from_topic)
-    elif str(sample) == "-":
-        frames = frames_of(islice(of_lines(sys.stdin.buffer), limit), source)
-    else:
-        assert sample is not None
-        try:
-            with sample.open("rb") as lines:
-                frames = frames_of(islice(of_lines(lines), limit), source)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot read {sample}: {error.strerror}") from error
-    if not frames:
-        raise typer.BadParameter("there is no record to try")
-    return frames
+    check_supported(config)
+    return program_of_tables(config)
 
 
 def _print(found: "Preview", rows: int, program: "Program") -> None:
-    from pipelines.preview.readable import readable_row
-
     steps = Table(box=None)
     for name in ("step", "in", "passed", "dropped", "duplicates", "rejected"):
         steps.add_column(name, justify="left" if name == "step" else "right")
@@ -95,16 +82,23 @@ def _print(found: "Preview", rows: int, program: "Program") -> None:
         steps.add_row(name, *(f"{figure:,}" if figure else "." for figure in figures))
     out.print(steps)
     _print_reasons(found)
-    made = [(number, record) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
-    out.print(f"\n{len(made):,} rows for {program.full_table}{':' if rows and made else ''}", highlight=False)
+    for table in program.tables.tables:
+        _print_rows(found, rows, program, table)
+
+
+def _print_rows(found: "Preview", rows: int, program: "Program", table: "MapToTable") -> None:
+    from pipelines.preview.readable import readable_rows
+
+    ends = [(number, record.last.fields or {}) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
+    made = [(number, row) for number, fields in ends for of, row in readable_rows(fields, program) if of is table]
+    out.print(f"\n{len(made):,} rows for {table.database}.{table.table}{':' if rows and made else ''}", highlight=False)
     if rows and made:
-        table = Table(box=None)
-        for name in ("record", *(column.name for column in program.mapping.columns)):
-            table.add_column(name, overflow="ellipsis", no_wrap=True)
-        for number, record in made[:rows]:
-            row = readable_row(record.last.fields or {}, program.mapping)
-            table.add_row(str(number), *(_shown(row[column.name]) for column in program.mapping.columns))
-        out.print(table, markup=False)
+        shown = Table(box=None)
+        for name in ("record", *(column.name for column in table.columns)):
+            shown.add_column(name, overflow="ellipsis", no_wrap=True)
+        for number, row in made[:rows]:
+            shown.add_row(str(number), *(_shown(row[column.name]) for column in table.columns))
+        out.print(shown, markup=False)
 
 
 def _print_reasons(found: "Preview") -> None:
@@ -134,12 +128,15 @@ def _print_record(found: "Preview", number: int, program: "Program") -> None:
 
 
 def _document(record: "Traced", program: "Program") -> dict[str, Any]:
-    from pipelines.preview.readable import readable_row
+    from pipelines.preview.readable import readable_rows
 
     steps, is_mapped = [], False
     for seen in record.steps:
         is_mapped = is_mapped or seen.step == program.tables.name
-        fields = readable_row(seen.fields, program.mapping) if is_mapped and seen.fields else seen.fields
+        fields = seen.fields
+        if is_mapped and fields:
+            rows = readable_rows(fields, program)
+            fields = {table.leg: row for table, row in rows} if program.tables.routes else rows[0][1]
         step: dict[str, Any] = {"step": seen.step, "outcome": seen.outcome}
         if fields is not None:
             step["fields"] = fields
@@ -147,7 +144,8 @@ def _document(record: "Traced", program: "Program") -> dict[str, Any]:
             step |= {"code": seen.code, "field": seen.column, "reason": seen.reason}
         steps.append(step)
     value = None if record.value is None else record.value.decode(errors="backslashreplace")
-    return {"partition": record.partition, "offset": record.offset, "value": value, "outcome": record.last.outcome, "steps": steps}
+    place = {"position": record.position, "partition": record.partition, "offset": record.offset}
+    return {**place, "value": value, "outcome": record.last.outcome, "steps": steps}
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,6 @@
 """The command that runs the cases of a pipeline file."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.etree import ElementTree
@@ -7,12 +8,14 @@ from xml.etree import ElementTree
 import typer
 
 from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out
-from pipelines.config import load
+from pipelines.config import KafkaSource, load
+from pipelines.config.load import read_text
 from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
 
 if TYPE_CHECKING:
     from pipelines.preview.cases import Result
+    from pipelines.process.program import Program
 
 
 def test(
@@ -20,17 +23,29 @@ def test(
     cases: Annotated[
         Path | None, typer.Argument(help="The cases. Default: beside the pipeline file, `orders.tests.yaml` for `orders.yaml`.")
     ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write what becomes of the records as the expectation of each case that has none.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With --record: replace the expectations of all cases.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write the results as JUnit XML.", dir_okay=False)] = None,
 ) -> None:
-    """Run the cases of a pipeline file: records, and what must become of them. Connects to nothing; exit code 1 if a case fails."""
+    """Run the cases of a pipeline file: records, and what must become of them. Connects to nothing; exit code 1 if a case fails.
+
+    Example: tallyflow test orders.yaml --record
+    """
+    if overwrite and not record:
+        raise typer.BadParameter("is only for --record", param_hint="--overwrite")
     leave_out_pandas()
     from pipelines.preview.cases import cases_path, load_cases, run_case
     from pipelines.preview.declared import declared_program
 
     with errors_as_exit():
-        config = load(file)
+        config = load(file, offline=True)
         program, source = declared_program(config), only_source(config)
-        found = load_cases(cases or cases_path(file))
+        path = cases or cases_path(file)
+        if record:
+            _record(path, program, source, overwrite)
+        found = load_cases(path)
         results = [run_case(case, program, source) for case in found.tests]
     for result in results:
         out.print(f"{'failed' if result.differences else 'passed'}  {result.case.name}", markup=False, highlight=False)
@@ -42,6 +57,29 @@ def test(
     out.print(f"{count_of(len(results), 'case')}, {failed} failed", highlight=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _record(path: Path, program: "Program", source: KafkaSource, overwrite: bool) -> None:
+    """Write expectations into the file of cases, as a whole."""
+    from pipelines.preview.cases import load_cases, preview_of
+    from pipelines.preview.recording import expectation_of, with_expectations
+
+    found = {
+        index: expectation_of(preview_of(case, program, source), program)
+        for index, case in enumerate(load_cases(path).tests)
+        if overwrite or case.expect is None
+    }
+    if found:
+        _replace(path.resolve(), with_expectations(path, read_text(path), found))
+    out.print(f"{count_of(len(found), 'expectation')} recorded in {path}", markup=False, highlight=False)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file as a whole: whatever happens meanwhile, the cases that it had are there."""
+    part = path.with_name(f".{path.name}.recorded")
+    part.write_text(text, encoding="utf-8")
+    shutil.copymode(path, part)
+    part.replace(path)
 
 
 def _junit(name: str, results: "list[Result]") -> bytes:

@@ -31,15 +31,27 @@ def notes(config: PipelineConfig) -> list[str]:
     """
     return [
         f"{path_text(at)}: {message}"
-        for rule in (_secrets, _ignored, _order, _expressions, _retention, _limits, _connections, _nats, _sinks)
+        for rule in (
+            secrets,
+            ignored,
+            order,
+            _expressions,
+            retention,
+            limits,
+            kafka_connections,
+            nats_connection,
+            sink_connections,
+            deliveries,
+            routes,
+        )
         for at, message in rule(config)
     ]
 
 
-_Notes = Iterator[tuple[Location, str]]
+Notes = Iterator[tuple[Location, str]]
 
 
-def _secrets(config: PipelineConfig) -> _Notes:
+def secrets(config: PipelineConfig) -> Notes:
     for at, secret in _literals(config, ()):
         if secret.get_secret_value():
             yield at, "the secret is written into the file: use ${NAME} or {file: PATH}"
@@ -56,7 +68,7 @@ def _literals(value: Any, at: Location) -> Iterator[tuple[Location, LiteralSecre
             yield from _literals(item, (*at, index))
 
 
-def _ignored(config: PipelineConfig) -> _Notes:
+def ignored(config: PipelineConfig) -> Notes:
     resources = config.resources
     for name, value in (("sources", resources.sources), ("transform", resources.transform), ("sink", resources.sink)):
         if value:
@@ -73,14 +85,14 @@ def _ignored(config: PipelineConfig) -> _Notes:
             yield (*seen.sink_at, "order_by"), "is ignored without create_table"
 
 
-def _order(config: PipelineConfig) -> _Notes:
-    order = [index for index, _ in in_order(config)]
-    if order != sorted(order):
-        runs = ", ".join(f"{config.transforms[index].type} ([{index}])" for index in order)
+def order(config: PipelineConfig) -> Notes:
+    indexes = [index for index, _ in in_order(config)]
+    if indexes != sorted(indexes):
+        runs = ", ".join(f"{config.transforms[index].type} ([{index}])" for index in indexes)
         yield ("transforms",), f"run as GlassFlow runs them: {runs}; `transforms_order: file` keeps the order of the file"
 
 
-def _expressions(config: PipelineConfig) -> _Notes:
+def _expressions(config: PipelineConfig) -> Notes:
     for passed in all_passed(config):
         for asked in passed.transform.config.expressions():
             found = checked(asked, passed.before, passed.transform.config.language)
@@ -95,7 +107,7 @@ def _expressions(config: PipelineConfig) -> _Notes:
                 yield (*seen.sink_at, *asked.at), _IS_EXPR
 
 
-def _retention(config: PipelineConfig) -> _Notes:
+def retention(config: PipelineConfig) -> Notes:
     kept = config.resources.nats.stream.max_age
     windows: list[tuple[Location, Any]] = [
         (("transforms", index, "config", "time_window"), transform.config.time_window)
@@ -111,7 +123,7 @@ def _retention(config: PipelineConfig) -> _Notes:
             yield at, f"{longer}: a lost key store could not be rebuilt"
 
 
-def _limits(config: PipelineConfig) -> _Notes:
+def limits(config: PipelineConfig) -> Notes:
     limit, kept = config.resources.nats.stream.max_bytes, bytes_kept_of_out(config.buckets)
     if 0 < limit < kept:
         yield (
@@ -121,7 +133,7 @@ def _limits(config: PipelineConfig) -> _Notes:
         )
 
 
-def _connections(config: PipelineConfig) -> _Notes:
+def kafka_connections(config: PipelineConfig) -> Notes:
     for index, source in enumerate(config.sources):
         connection = getattr(source, "connection_params", None)
         if not isinstance(connection, KafkaConnection):
@@ -138,7 +150,7 @@ def _connections(config: PipelineConfig) -> _Notes:
             yield (*at, "username"), f"is not used: protocol {connection.protocol} with mechanism {connection.mechanism} does not log in"
 
 
-def _nats(config: PipelineConfig) -> _Notes:
+def nats_connection(config: PipelineConfig) -> Notes:
     nats = config.nats
     in_the_clear = any(url.startswith("nats://") and not _is_here(url) for url in nats.servers)
     if (nats.password or nats.token) and not nats.tls and in_the_clear:
@@ -157,14 +169,12 @@ def _is_here(url: str | None) -> bool:
         return False
 
 
-def _sinks(config: PipelineConfig) -> _Notes:
+def sink_connections(config: PipelineConfig) -> Notes:
     for seen in config.by_sink:
-        yield from _sink(seen)
-    if len(config.all_sinks) > 1 and all(sink.when for sink in config.all_sinks):
-        yield ("sinks",), "each has a `when`: a record that none takes has no row, and is counted as taken by no sink"
+        yield from _sink_connection(seen)
 
 
-def _sink(config: PipelineConfig) -> _Notes:
+def _sink_connection(config: PipelineConfig) -> Notes:
     connection = config.sink.connection_params
     at: Location = (*config.sink_at, "connection_params")
     host = f"[{connection.host}]" if ":" in connection.host else connection.host
@@ -175,8 +185,17 @@ def _sink(config: PipelineConfig) -> _Notes:
     if connection.http_port is None and connection.port in _NATIVE_PORTS:
         native = f"{connection.port} is usually the native port, and Tallyflow speaks HTTP"
         yield (*at, "port"), f"{native}: set http_port (usually 8123 or 8443)"
-    if config.sink.delivery == "at_least_once":
-        yield (*config.sink_at, "delivery"), "rows may be duplicated after a crash"
+
+
+def deliveries(config: PipelineConfig) -> Notes:
+    for seen in config.by_sink:
+        if seen.sink.delivery == "at_least_once":
+            yield (*seen.sink_at, "delivery"), "rows may be duplicated after a crash"
+
+
+def routes(config: PipelineConfig) -> Notes:
+    if len(config.all_sinks) > 1 and all(sink.when for sink in config.all_sinks):
+        yield ("sinks",), "each has a `when`: a record that none takes has no row, and is counted as taken by no sink"
 
 
 def unsupported(config: PipelineConfig) -> list[str]:

@@ -1,7 +1,7 @@
 """Shared parts of the pipeline file's models: the frozen base, the scalar types, and how a rule reports a fault."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -25,6 +25,9 @@ from pipelines.config.durations import DURATION_PATTERN, SIZE_PATTERN, format_du
 Location = tuple[str | int, ...]
 Faults = Iterator[tuple[Location, str]]
 
+UNSET_HOST = "unset.invalid"
+"""The host of a server whose address is not set, in a command that connects to nothing."""
+
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]{0,126}$"
 
 
@@ -46,6 +49,9 @@ class Model(BaseModel):
 
     unshown: ClassVar[frozenset[str]] = frozenset()
     """Fields other than `Secret` ones whose value no message may show."""
+
+    unreached: ClassVar[Mapping[str, Any]] = {}
+    """Fields that only connections read, with what replaces each in a command that connects to nothing, if its value is not set."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,13 @@ _MAX_SHOWN = 200
 
 
 class Unavailable:
-    """Replaces a value that could not be read: no validator accepts it, and its fault is already reported."""
+    """Replaces a value that could not be read: no validator accepts it, and its fault is already reported.
+
+    `is_outside`: the value is missing outside the file, so the file itself may be sound.
+    """
+
+    def __init__(self, is_outside: bool) -> None:
+        self.is_outside = is_outside
 
     def __repr__(self) -> str:
         return "<not available>"
@@ -25,6 +31,14 @@ class Unavailable:
 
 class _Refused(Exception):
     """A value that cannot be read; the message says why, without the value."""
+
+    is_outside = True
+
+
+class _Malformed(_Refused):
+    """A reference that no environment can make sound."""
+
+    is_outside = False
 
 
 def interpolate(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Fault]]:
@@ -52,7 +66,7 @@ class _Walk:
         try:
             return expand(value, self._environment)
         except _Refused as error:
-            return self._refuse(at, str(error))
+            return self._refuse(at, error)
 
     def _mapping(self, value: dict[Any, Any], at: Location) -> Any:
         result: dict[str, Any] = {}
@@ -60,19 +74,19 @@ class _Walk:
             if isinstance(key, str):
                 result[key] = self.value(item, (*at, key))
             else:
-                self._refuse((*at, str(key)), "a field name must be text: put it in quotes")
+                self._refuse((*at, str(key)), _Malformed("a field name must be text: put it in quotes"))
         if at and result.keys() == {"file"} and isinstance(result["file"], str):
             try:
                 return read_secret(Path(result["file"]))
             except _Refused as error:
-                return self._refuse(at, str(error))
+                return self._refuse(at, error)
         return result
 
-    def _refuse(self, at: Location, message: str) -> Unavailable:
-        fault = Fault(path_text(at), message)
+    def _refuse(self, at: Location, error: _Refused) -> Unavailable:
+        fault = Fault(path_text(at), str(error))
         if fault not in self.faults:
             self.faults.append(fault)
-        return Unavailable()
+        return Unavailable(error.is_outside)
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
@@ -84,7 +98,7 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
         if match[0] == "$${":
             return "${"
         if match[1] is None:
-            raise _Refused("'${' starts a reference: write ${NAME} or ${NAME:-default}, or $${ for the characters themselves")
+            raise _Malformed("'${' starts a reference: write ${NAME} or ${NAME:-default}, or $${ for the characters themselves")
         outside = True
         value = environment.get(match[1])
         if not value and match[2] is not None:

@@ -1,11 +1,13 @@
 """Loading: from the text of a pipeline file to a PipelineConfig, or to every fault in it.
 
+A command that connects to nothing loads `offline`: what only connections read may be missing from the environment.
+
 The order matters: YAML or JSON first, then `${NAME}` and `{file: PATH}` inside the parsed tree, then the model. A value from the
 environment only ever becomes the text of one scalar; it cannot add fields.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,19 @@ from pipelines.config.interpolate import interpolate
 from pipelines.config.partial import Partial
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import MAX_CHARACTERS, path_text, read_tree
+from pipelines.config.unreached import without_connections
 from pipelines.errors import ConfigurationError, Fault
 
 MAX_FAULTS = 100
 """In a file that is not a pipeline file, every line may be a fault."""
 
 
-def load(path: Path, environment: Mapping[str, str] = os.environ) -> PipelineConfig:
-    """Load the pipeline that the file at `path` (YAML or JSON, UTF-8) describes.
+def load(path: Path, environment: Mapping[str, str] = os.environ, *, offline: bool = False) -> PipelineConfig:
+    """Load the pipeline that the file at `path` (YAML or JSON, UTF-8) describes; `offline` as in `parse`.
 
     Raises ConfigurationError with every fault of the file; nothing was started, and the caller shows the faults.
     """
-    return parse(read_text(path), name=str(path), environment=environment)
+    return parse(read_text(path), name=str(path), environment=environment, offline=offline)
 
 
 def read_text(path: Path) -> str:
@@ -43,23 +46,33 @@ def read_text(path: Path) -> str:
         raise ConfigurationError(str(path), [Fault("", f"is not UTF-8 text (byte {error.start})")]) from None
 
 
-def parse(text: str, *, name: str, environment: Mapping[str, str]) -> PipelineConfig:
+def parse(text: str, *, name: str, environment: Mapping[str, str], offline: bool = False) -> PipelineConfig:
     """Parse the pipeline that `text` describes; messages call it `name`. Reads the files that `{file: PATH}` names.
 
-    NATS_URL of `environment` is the NATS server if the file names none. Raises ConfigurationError with every fault.
+    NATS_URL of `environment` is the NATS server if the file names none. With `offline`, variables and files that only connections need may
+    be missing: the config then names servers that do not exist. Raises ConfigurationError with every fault.
     """
     tree, faults = read_tree(text, name)
     tree, more = interpolate(tree, environment)
-    faults += more
-    config: PipelineConfig | None = None
-    try:
-        config = PipelineConfig.model_validate(_with_nats_url(tree, environment))
-    except ValidationError as error:
-        faults += _model_faults(error, tree, {fault.path for fault in faults})
+    config, found = _validated(_with_nats_url(tree, environment), [*faults, *more])
+    if offline and config is None:
+        # The whole file was validated first: a section that is replaced may have other faults.
+        unreached, excused = without_connections(tree)
+        more = [fault for fault in more if fault.path not in excused]
+        if not (faults or more or found):
+            config, found = _validated(unreached, more)
+    faults += more + found
     if config is None or faults:
-        # No cause: a pydantic error can carry values of the file.
-        raise ConfigurationError(name, _first(list(dict.fromkeys(faults)))) from None
+        raise ConfigurationError(name, _first(list(dict.fromkeys(faults))))
     return config
+
+
+def _validated(tree: Any, known: Iterable[Fault]) -> tuple[PipelineConfig | None, list[Fault]]:
+    """Return the config of a tree, or its faults but those at paths of `known`. No cause is kept: pydantic's may carry values."""
+    try:
+        return PipelineConfig.model_validate(tree), []
+    except ValidationError as error:
+        return None, _model_faults(error, tree, {fault.path for fault in known})
 
 
 def _model_faults(error: ValidationError, tree: Any, known: set[str]) -> list[Fault]:

@@ -1,5 +1,6 @@
 """The root of the pipeline file, with the parts that belong to no stage: NATS, retention, tags."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import unquote, urlsplit
@@ -275,6 +276,8 @@ class PipelineConfig(Model):
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """Fields whose value no message may show: like a URL, a URI may hold credentials by mistake."""
+
+    unreached: ClassVar[Mapping[str, Any]] = {"nats": None, "state_uri": None}
 
     _sink_index: int = PrivateAttr(default=0)
 

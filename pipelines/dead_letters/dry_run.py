@@ -29,7 +29,7 @@ from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DROPPED
-from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame, joined
+from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, encode_frame, joined
 from pipelines.protocol.redrive import records_of_dead_letters
 
 
@@ -59,7 +59,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     first = next(remaining, None)
     if first is None:
         return Rehearsal(0, 0, 0, 0, 0, ())
-    stage = _stages_now(config)
+    stage = program_of_tables(config)
     tried: list[pa.Table] = []
     rows, rejected, counts = [], [], Counter[str]()
     frames: list[Arrived] = []
@@ -80,7 +80,8 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes), dropped)
 
 
-def _stages_now(config: PipelineConfig) -> Program:
+def program_of_tables(config: PipelineConfig) -> Program:
+    """Return the program of a pipeline file for its tables as they are now. Raise RetryableError while ClickHouse is away."""
     return compile_program(config, [_table_now(seen) for seen in config.by_sink])
 
 
@@ -90,7 +91,7 @@ def _table_now(config: PipelineConfig) -> Table:
         clickhouse.connect()
         table = clickhouse.inspect(config.sink.connection_params.database, config.sink.table)
     if table is None:
-        raise HaltError(f"trying dead letters: table {config.sink.table} does not exist; create it, or start the pipeline")
+        raise HaltError(f"reading table {config.sink.table}: it does not exist; create it, or start the pipeline")
     check_columns(config, table)
     return table
 
@@ -101,6 +102,7 @@ def frames_of_dead_letters(dead_letters: Iterable[pa.Table], tried: list[pa.Tabl
     for number, table in enumerate(dead_letters, start=1):
         tried.append(table)
         headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
+        headers[HEADER_ROWS] = str(table.num_rows)
         subject = Names("rehearsal").redriven("letters", 0)
         yield Arrived(Message(subject, number, now, encode_frame(records_of_dead_letters(table)), headers), microseconds(now))
 

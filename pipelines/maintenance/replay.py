@@ -49,11 +49,11 @@ class Replayed:
 def start_at(log: JetStream, names: Names, config: Program, sequence: int, arrival_us: int, purged_below: int) -> Start:
     """Return the beginning from which the frame at `sequence`, with this arrival, and all later frames that are left are read."""
     if sequence < purged_below or config.dedup.time_field:
-        return _done_before(log, names, max(sequence, purged_below + 1))
+        return done_before(log, names, max(sequence, purged_below + 1))
     return Start(sequence - 1, NOTHING, arrival_us)
 
 
-def _done_before(log: JetStream, names: Names, sequence: int) -> Start:
+def done_before(log: JetStream, names: Names, sequence: int) -> Start:
     """Return the end of the last `done` before `sequence`, from which watermarks can be counted."""
     start = Start()
     for entry in process_entries(log, names, read_chain(log, names, PROCESS_CHAIN).sequence):

@@ -20,8 +20,9 @@ from pipelines.config.load import read_text
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
-from pipelines.preview.readable import readable_row
-from pipelines.preview.run import DROPPED, DUPLICATE, REJECTED, ROW, Preview, Seen, preview
+from pipelines.preview.readable import readable_rows
+from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
+from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
 
 FIRST_ARRIVAL = datetime(2026, 1, 1, tzinfo=UTC)
@@ -86,7 +87,7 @@ class Case(Model):
 
     name: Text = Field(description="What the case shows.")
     given: Annotated[tuple[Record, ...], Field(min_length=1)] = Field(description="The records, in the order of their arrival.")
-    expect: Expected = Field(description="What must become of them.")
+    expect: Expected | None = Field(default=None, description="What must become of them. `tallyflow test --record` writes it.")
 
 
 class CasesFile(Model):
@@ -125,9 +126,16 @@ def load_cases(path: Path) -> CasesFile:
 
 
 def run_case(case: Case, program: Program, source: KafkaSource) -> Result:
-    """Run one case through the program."""
-    found = preview(program, frames_of(_given(case), source))
+    """Run one case through the program. A case without an expectation fails."""
+    if case.expect is None:
+        return Result(case, ["nothing is expected: write `expect`, or let --record write it"])
+    found = preview_of(case, program, source)
     return Result(case, [*_row_differences(case.expect, _rows(found, program)), *_other_differences(case.expect, found)])
+
+
+def preview_of(case: Case, program: Program, source: KafkaSource) -> Preview:
+    """Return what becomes of the records of a case."""
+    return preview(program, frames_of(_given(case), source))
 
 
 def _given(case: Case) -> Iterator[Given]:
@@ -146,7 +154,9 @@ def _value(value: Any) -> bytes | None:
 
 
 def _rows(found: Preview, program: Program) -> list[dict[str, Any]]:
-    return [readable_row(record.last.fields or {}, program.mapping) for record in found.records if record.last.outcome == ROW]
+    """Return the rows of all tables."""
+    made = [record.last.fields or {} for record in found.records if record.last.outcome == ROW]
+    return [row for fields in made for _, row in readable_rows(fields, program)]
 
 
 def _row_differences(expected: Expected, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

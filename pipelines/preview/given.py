@@ -1,6 +1,7 @@
 """The records of a preview as raw frames: lines of JSON, or the newest records of the topic.
 
-Each record has the position that it would have in a pipeline of its own: its frame, and its place in the frame. No frame is stored.
+Each record has the position that it would have in a pipeline of its own: its frame, and its place in the frame. As in ingest, an empty
+frame announces each partition: dedup by event time lets none of them run ahead of the others. No frame is stored.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,12 +47,13 @@ def of_lines(lines: Iterable[bytes], at: datetime | None = None) -> Iterator[Giv
             yield Given(value, arrival)
 
 
-def frames_of(given: Iterable[Given], source: KafkaSource) -> list[Arrived]:
+def frames_of(records: Iterable[Given], source: KafkaSource) -> list[Arrived]:
     """Return the records as raw frames in their order: one for each run of records of one partition and one arrival.
 
     An arrival never steps back: a record that is given an earlier one arrives with the record before it.
     """
-    messages: list[Message] = []
+    given = list(records)
+    messages = _announced({record.partition for record in given}, given[0].at, source) if given else []
     offsets: dict[int, int] = {}
     run: list[Given] = []
 
@@ -81,8 +83,15 @@ def newest_frames(source: KafkaSource, opened: Source, count: int) -> list[Arriv
     ranges = {partition: (max(starts[partition], end - count), end) for partition, end in ends.items()}
     ranges = {partition: (first, end) for partition, (first, end) in ranges.items() if first < end}
     now = datetime.now(UTC)
-    blocks = [block for block in opened.read(ranges) if block.records.num_rows]
-    return list(arrivals((_frame(number, block.records, block.partition, now, source) for number, block in enumerate(blocks, 1)), 0))
+    messages = _announced(ranges, now, source)
+    for block in opened.read(ranges):
+        if block.records.num_rows:
+            messages.append(_frame(len(messages) + 1, block.records, block.partition, now, source))
+    return list(arrivals(messages, 0))
+
+
+def _announced(partitions: Iterable[int], at: datetime, source: KafkaSource) -> list[Message]:
+    return [_frame(number, RAW_SCHEMA.empty_table(), partition, at, source) for number, partition in enumerate(sorted(partitions), 1)]
 
 
 def _table(run: Sequence[Given], first: int) -> pa.Table:

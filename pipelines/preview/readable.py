@@ -1,13 +1,41 @@
 """Rows as people read them: the values that ClickHouse takes in binary form, as ClickHouse shows them."""
 
+import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
+
+from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
+from pipelines.protocol.positions import position_keys
 from pipelines.types.columns import ColumnType, tuple_fields, value_type
+
+
+def rows_of_records(program: Program, rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the row of each record of `rows`, which are as the mapping gives them.
+
+    With several sinks it is the record's row of each sink that takes it, by the sink's leg.
+    """
+    tables = program.tables
+    found: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
+    index = {key: number for number, key in enumerate(position_keys(rows).tolist())}
+    for table in tables.tables:
+        mine = tables.rows_for(rows, table.leg)
+        for key, row in zip(position_keys(mine).tolist(), mine.select(table.insert_columns).to_pylist(), strict=True):
+            found[index[key]] |= {table.leg: row} if tables.routes else row
+    return found
+
+
+def readable_rows(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, dict[str, Any]]]:
+    """Return the rows of one record (`rows_of_records`) in readable form, each with its table."""
+    tables = program.tables.tables
+    if not program.tables.routes:
+        return [(tables[0], readable_row(fields, tables[0]))]
+    return [(table, readable_row(fields[table.leg], table)) for table in tables if table.leg in fields]
 
 
 def readable_row(row: Mapping[str, Any], mapping: MapToTable) -> dict[str, Any]:
@@ -43,7 +71,7 @@ def _text(value: bytes) -> str:
 def _time(seconds: Decimal) -> str:
     whole, rest = divmod(abs(seconds), 1)
     minutes, second = divmod(int(whole), 60)
-    digits = str(rest)[1:] if rest.as_tuple().exponent else ""
+    digits = f"{rest:f}"[1:] if rest.as_tuple().exponent else ""
     return f"{'-' if seconds < 0 else ''}{minutes // 60:02}:{minutes % 60:02}:{second:02}{digits}"
 
 
@@ -56,6 +84,7 @@ _READABLE: Mapping[str, Callable[[Any], Any]] = {
     "IPv4": lambda value: str(IPv4Address(value)),
     "IPv6": lambda value: str(IPv6Address(value)),
     "FixedString": _text,
+    "JSON": json.loads,
     **{f"Int{bits}": _integer(True) for bits in (128, 256)},
     **{f"UInt{bits}": _integer(False) for bits in (128, 256)},
 }

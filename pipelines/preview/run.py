@@ -1,11 +1,10 @@
-"""Records through the steps of a program, with the outcome of each record at each step.
+"""A preview: records through the steps of a program, with the outcome of each record at each step.
 
-The steps are those of the process leg, applied one at a time; dedup begins with an empty store. Only an insert can show whether ClickHouse
-takes a row.
+The steps are those of the process leg; dedup begins with an empty store. Only an insert can show whether ClickHouse takes a row.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,30 +12,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.key_store.storage import Storage
-from pipelines.key_store.store import KeyedStore
-from pipelines.process.arrivals import Arrived, records_of
-from pipelines.process.buckets import key_owners, shares
-from pipelines.process.frames import frame_times
-from pipelines.process.parse.columns import widest_bytes
+from pipelines.preview.readable import rows_of_records
+from pipelines.preview.trial import Trial, step_names
+from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.program import Program
-from pipelines.process.steps import Context, pass_through
-from pipelines.protocol.bodies import NOTHING
-from pipelines.protocol.positions import in_position_order, position_keys
-from pipelines.protocol.records import joined
+from pipelines.protocol.positions import position_keys, position_text
 from pipelines.types.duckdb import open_engine
-from pipelines.types.engine import Engine
 
-PASSED, ROW, DUPLICATE, DROPPED, REJECTED = "passed", "row", "duplicate", "dropped", "rejected"
-FIRST_OF_KEY = "first of key"
-"""The part of dedup behind all other steps."""
+PASSED, ROW, REJECTED = "passed", "row", "rejected"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`. `fields`: after the step, if it passed.
+    """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`.
 
-    `stage`, `code`, `column` and `reason` are those of the dead letter, if it is rejected.
+    `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `stage`, `code`,
+    `column` and `reason` are those of the dead letter, if it is rejected.
     """
 
     step: str
@@ -50,8 +41,9 @@ class Seen:
 
 @dataclass
 class Traced:
-    """One record: its coordinates, its value, and what it met at each step that it reached."""
+    """One record: its raw position and its coordinates, its value, and what it met at each step that it reached."""
 
+    position: str
     partition: int
     offset: int
     value: bytes | None
@@ -82,71 +74,58 @@ class Preview:
         return Counter(record.last.outcome for record in self.records)
 
 
-def preview(program: Program, frames: Sequence[Arrived]) -> Preview:
+def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
     """Take whole frames through the program. Nothing is written."""
-    raw = joined([records_of(frame.message, frame.arrival_us) for frame in frames])
-    columns = (raw.column(name).to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
-    trace = _Trace([Traced(*record) for record in zip(*columns, strict=True)], position_keys(raw).tolist())
-    with open_engine() as engine:
-        rows = _through_steps(program, engine, raw, trace)
-    if program.dedup.key:
-        rows = _first_of_keys(program, rows, frames, trace)
-    shown = rows.select(program.insert_columns)
-    for record, row in zip(trace.of(rows), shown.to_pylist(), strict=True):
-        record.steps[-1] = Seen(record.last.step, ROW, row)
-    steps = (*(step.name for step in program.steps), *([FIRST_OF_KEY] if program.dedup.key else []))
-    return Preview(tuple(trace.records), steps)
+    records: list[Traced] = []
+    with open_engine() as engine, TemporaryDirectory(prefix="tallyflow-preview-") as directory:
+        trial = Trial(program, engine, Path(directory))
+        for portion in steps(frames):
+            trace = _Trace(program)
+            rows = trial.take(portion, trace.note)
+            for record, row in zip(trace.of(rows), rows_of_records(program, rows), strict=True):
+                record.steps[-1] = Seen(record.last.step, ROW, row)
+            records += trace.by_key.values()
+    return Preview(tuple(records), step_names(program))
 
 
 class _Trace:
-    """The records of a preview, by their positions."""
+    """The records of a portion in their order, by their positions."""
 
-    def __init__(self, records: Sequence[Traced], keys: Sequence[int]) -> None:
-        self.records = records
-        self._by_key = dict(zip(keys, records, strict=True))
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.by_key: dict[int, Traced] = {}
 
     def of(self, rows: pa.Table) -> list[Traced]:
         """Return the records of `rows`, in their order."""
-        return [self._by_key[key] for key in position_keys(rows).tolist()]
+        return [self.by_key[key] for key in position_keys(rows).tolist()]
 
-    def note(self, step: str, before: pa.Table, after: pa.Table, rejected: pa.Table, dropped: str) -> None:
-        """Note what a step made of the records of `before`; `dropped`: the outcome of those that are neither passed nor rejected."""
-        passed = dict(zip(position_keys(after).tolist(), _fields(after), strict=True))
+    def note(self, step: str, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
+        """Note what a step made of the records of `before`; see `trial.Note`."""
+        if not self.by_key:
+            self._begin(before)
+        is_routed = step == self._program.tables.name and self._program.tables.routes
+        shown = rows_of_records(self._program, passed) if is_routed else _fields(passed)
+        fields = dict(zip(position_keys(passed).tolist(), shown, strict=True))
         reasons = dict(zip(position_keys(rejected).tolist(), rejected.to_pylist(), strict=True))
         for key in position_keys(before).tolist():
-            if key in passed:
-                seen = Seen(step, PASSED, passed[key])
+            if key in fields:
+                seen = Seen(step, PASSED, fields[key])
             elif key in reasons:
                 reason = reasons[key]
                 seen = Seen(step, REJECTED, None, *(reason[name] for name in ("stage", "code", "field", "message")))
             else:
                 seen = Seen(step, dropped)
-            self._by_key[key].steps.append(seen)
+            self.by_key[key].steps.append(seen)
+
+    def _begin(self, raw: pa.Table) -> None:
+        """Begin the trace of raw records: the first step gets all of them."""
+        keys = position_keys(raw).tolist()
+        columns = (raw.column(name).to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
+        records = (Traced(position_text(key), *record) for key, record in zip(keys, zip(*columns, strict=True), strict=True))
+        self.by_key = dict(zip(keys, records, strict=True))
 
 
 def _fields(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the fields of rows, without positions and keys."""
     fields: list[dict[str, Any]] = rows.select([name for name in rows.column_names if not name.startswith("_tf_")]).to_pylist()
     return fields or [{}] * rows.num_rows
-
-
-def _through_steps(program: Program, engine: Engine, raw: pa.Table, trace: _Trace) -> pa.Table:
-    widest = widest_bytes(raw, program.parse.columns)
-    rows = raw
-    for step, _ in program.path:
-        # Each field stays to be seen; the steps do not mind.
-        found = pass_through([(step, frozenset())], Context(engine, program.carried, widest), rows, open_engine)
-        trace.note(step.name, rows, found.accepted, found.rejected, DROPPED)
-        rows = found.accepted
-    return program.dedup.sealed(rows)
-
-
-def _first_of_keys(program: Program, rows: pa.Table, frames: Sequence[Arrived], trace: _Trace) -> pa.Table:
-    times = frame_times(rows, frames, NOTHING, program)
-    accepted = [rows.slice(0, 0)]
-    with TemporaryDirectory(prefix="tallyflow-preview-") as directory:
-        for bucket, share in shares(rows, key_owners(rows, program.buckets)):
-            found, late = program.dedup.first_of_keys(share, KeyedStore(Storage.local(Path(directory, str(bucket)))), times)
-            trace.note(FIRST_OF_KEY, share, found.accepted, program.dedup.rejected_late(late), DUPLICATE)
-            accepted.append(found.accepted)
-    return in_position_order(joined([part.select(program.insert_columns) for part in accepted if part.num_rows] or [rows.slice(0, 0)]))

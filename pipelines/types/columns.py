@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -349,7 +350,8 @@ class _Parser(Cursor):
         if any(member.value > 0x7FFF for member in members):
             self.fail("values of Enum16 between -32768 and 32767")
         width = name if name != "Enum" else "Enum8" if fits else "Enum16"
-        return ColumnType(width, tuple(members))
+        # The server shows them by their values.
+        return ColumnType(width, (*sorted(members, key=attrgetter("value")),))
 
     def _types(self, depth: int, count: int) -> list[ColumnType]:
         kinds = [self.type(depth + 1) for _ in self._items()]

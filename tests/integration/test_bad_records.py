@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from support.bad_records import BAD_VALUES
 from support.pipeline_case import PipelineCase
 
 from pipelines.protocol.records import MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES
@@ -45,20 +46,6 @@ def produce(case: PipelineCase, records: Sequence[Record]) -> None:
 
 def by_offset(dead_letters: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return {dead_letter["_tf_offset"]: dead_letter for dead_letter in dead_letters}
-
-
-BAD_VALUES: dict[str, tuple[bytes | None, tuple[str, str, str | None]]] = {
-    "no JSON": (b'{"id": 1, "name": ', ("parse", "invalid_json", None)),
-    "no object": (b"[1, 2]", ("parse", "invalid_json", None)),
-    "empty": (b"", ("parse", "invalid_json", None)),
-    "not UTF-8": (b'{"id": 1, "name": "\xff\xfe"}', ("parse", "invalid_json", None)),
-    "wrong type": (b'{"id": "1", "name": "x"}', ("parse", "wrong_type", "id")),
-    "out of range": (b'{"id": 9223372036854775808, "name": "x"}', ("parse", "out_of_range", "id")),
-    "infinite": (b'{"id": 1, "name": "x", "amount": 1e400}', ("parse", "out_of_range", "amount")),
-    "missing field": (b'{"name": "x"}', ("transform", "null_in_non_nullable", "id")),
-    "null field": (b'{"id": 1, "name": null}', ("transform", "null_in_non_nullable", "name")),
-    "null value": (None, ("parse", "tombstone", None)),
-}
 
 
 def test_each_bad_record_is_a_dead_letter_and_others_arrive(case: PipelineCase, way: None) -> None:

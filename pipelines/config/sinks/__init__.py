@@ -1,15 +1,17 @@
 """A sink of the pipeline file: the ClickHouse table, its connection, batching, the column mapping, and which records it takes."""
 
 import pkgutil
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from pipelines.config.base import (
+    UNSET_HOST,
     Expression,
     Faults,
     FieldPath,
@@ -56,6 +58,12 @@ SinkId = Annotated[
 
 class ClickHouseConnection(Model):
     """Connection to ClickHouse, over HTTP."""
+
+    unreached: ClassVar[Mapping[str, Any]] = {
+        "host": UNSET_HOST,
+        "port": 8123,
+        **dict.fromkeys(("http_port", "username", "password", "secure", "skip_certificate_verification")),
+    }
 
     host: Host = theirs(..., "Host name or address.")
     port: Port = theirs(..., "Native port in GlassFlow's files; used for HTTP if `http_port` is not given.")

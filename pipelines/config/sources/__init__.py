@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from collections.abc import Mapping
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from pipelines.config.base import Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
+from pipelines.config.base import UNSET_HOST, Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
 from pipelines.types.record_columns import ColumnOrigin, ColumnType
 
 FieldType = Literal[
@@ -193,6 +194,11 @@ class KafkaSource(Model):
 
     not_supported: ClassVar[dict[str, str]] = {
         "schema": "Avro and Protobuf schemas are not supported: Tallyflow reads JSON, described by schema_fields",
+    }
+    unreached: ClassVar[Mapping[str, Any]] = {
+        "connection_params": {"brokers": [f"{UNSET_HOST}:9092"], "protocol": "PLAINTEXT"},
+        "consumer_group": None,
+        "schema_registry": None,
     }
 
     type: Literal["kafka"] = theirs(..., "Kind of source; GlassFlow's `otlp.*` sources are not supported.")

@@ -49,7 +49,7 @@ def tried(text: str, *given: Given | dict[str, Any] | bytes) -> Preview:
     config = parse(text, name="file", environment={})
     lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in given if not isinstance(one, Given)]
     frames = frames_of([one for one in given if isinstance(one, Given)] or of_lines(lines, NOON), config.sources[0])
-    return preview(compile_program(config, [declared_table(config)]), frames)
+    return preview(compile_program(config, [declared_table(seen) for seen in config.by_sink]), frames)
 
 
 def at(hours: float, **event: Any) -> Given:
@@ -97,6 +97,46 @@ def test_a_late_record_is_rejected_with_its_reason() -> None:
     assert (found.records[1].last.code, found.records[1].last.column) == ("late", "at")
 
 
+def test_a_partition_makes_no_other_late() -> None:
+    noon = int(NOON.timestamp())
+    values = [json.dumps({"id": number, "user": "a", "at": noon - 7200 * number}).encode() for number in range(2)]
+    found = tried(file(EVENT_TIME), *(Given(value, NOON, partition=number) for number, value in enumerate(values)))
+    assert outcomes(found) == [("first of key", "row")] * 2
+
+
+def test_portions_share_their_memory_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.preview.given.FRAME_RECORDS", 1)
+    found = tried(file(DEDUP), *({"id": number % 20, "user": "a"} for number in range(60)))
+    assert found.outcomes() == {"row": 20, "duplicate": 40}
+
+
+def test_rows_of_several_tables_are_shown_by_table(tmp_path: Path) -> None:
+    text = file(FILTER)
+    one = text[text.index("sink:\n") :]
+    entry = "\n".join(f"    {line}" for line in one.splitlines()[1:]).replace("    type", "  - id: ID\n      when: WHEN\n      type", 1)
+    several = "sinks:\n" + "".join(
+        entry.replace("ID", name).replace("WHEN", when).replace("table: clicks", f"table: {name}") + "\n"
+        for name, when in (("low", "id < 5"), ("odd", "id % 2 = 1"))
+    )
+    given = [{"id": 1, "user": "a"}, {"id": 3, "user": "b"}, {"id": 7, "user": "a"}, {"id": 8, "user": "a"}, {"id": 2, "user": "c"}]
+    found = tried(text.replace(one, several), *given)
+    assert outcomes(found) == [*[("mapping", "row")] * 3, ("mapping", "dropped"), ("mapping", "rejected")]
+    assert found.records[0].last.fields is not None
+    assert [record.last.fields.keys() for record in found.records[:3] if record.last.fields] == [
+        {"sink", "sink:odd"},
+        {"sink", "sink:odd"},
+        {"sink:odd"},
+    ]
+    (tmp_path / "clicks.yaml").write_text(text.replace(one, several))
+    shown = run(tmp_path, "--input", "-", text="\n".join(map(json.dumps, given)))
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    first, second = lines.index("2 rows for default.low:"), lines.index("3 rows for default.odd:")
+    assert lines[first + 1 : first + 4] == ["record id user", "1 1 a", "2 3 b"]
+    assert lines[second + 1 :] == ["record id user", "1 1 a", "2 3 b", "3 7 a"]
+    (record, *_) = json.loads(run(tmp_path, "--input", "-", "--json", text=json.dumps(given[1])).stdout)
+    assert {leg: row["user"] for leg, row in record["steps"][-1]["fields"].items()} == {"sink": "b", "sink:odd": "b"}
+
+
 def test_enums_and_addresses_are_shown_as_clickhouse_shows_them() -> None:
     assert readable(2, parse_type("Enum8('a' = 1, 'b' = 2)")) == "b"
     assert readable(2130706433, parse_type("IPv4")) == "127.0.0.1"
@@ -107,6 +147,8 @@ def test_enums_and_addresses_are_shown_as_clickhouse_shows_them() -> None:
     assert readable({"1": 1.5, "2": 2.0}, value_type("Point")) == [1.5, 2.0]
     assert [readable(seconds, parse_type("Time")) for seconds in (-5, 3_599_999)] == ["-00:00:05", "999:59:59"]
     assert readable(Decimal("-0.050"), parse_type("Time64(3)")) == "-00:00:00.050"
+    assert readable(Decimal("-0.000000005"), parse_type("Time64(9)")) == "-00:00:00.000000005"
+    assert readable('{"a":1}', parse_type("JSON")) == {"a": 1}
 
 
 def test_columns_beside_the_json_are_seen_too() -> None:

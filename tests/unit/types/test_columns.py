@@ -27,7 +27,7 @@ from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_ty
         ("Decimal64(2)", "Decimal(18, 2)"),
         ("Decimal128(2)", "Decimal(38, 2)"),
         ("Decimal256(2)", "Decimal(76, 2)"),
-        ("Enum8('a'=1,'b'=-128)", "Enum8('a' = 1, 'b' = -128)"),
+        ("Enum8('a'=1,'b'=-128)", "Enum8('b' = -128, 'a' = 1)"),
         ("Enum('a', 'b' = 5, 'c')", "Enum8('a' = 1, 'b' = 5, 'c' = 6)"),
         ("Enum('a' = 1000)", "Enum16('a' = 1000)"),
         ("Array(Array(Nullable(Int8)))", "Array(Array(Nullable(Int8)))"),

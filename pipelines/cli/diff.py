@@ -1,0 +1,152 @@
+"""The command that shows what an edit of a pipeline file changes, on real records."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pipelines.cli.arguments import AsJson, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, Sample, opened_raw
+from pipelines.config import PipelineConfig, load
+from pipelines.counts import count_of
+
+if TYPE_CHECKING:
+    from pipelines.preview.difference import Change, Difference, Ending
+    from pipelines.preview.stored import StoredFrames
+    from pipelines.process.program import Program
+
+_MEMORY = {
+    "none": "Dedup knows no record before the first.",
+    "cut": "Raw no longer holds the whole dedup window before the range: a record whose key was last seen before that counts as the first.",
+    "window": "Dedup knows the records of its window before the range; where a key has repeated for longer than the window, another of its "
+    "records may count as the first.",
+    "whole": "Dedup knows every record that raw ever held before the range.",
+}
+"""What the memory of dedup at the beginning of the range is worth."""
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="The pipeline file as it runs.", exists=True, dir_okay=False)],
+    new: Annotated[Path, typer.Argument(help="The edited file.", exists=True, dir_okay=False)],
+    from_raw: Annotated[str | None, typer.Option("--from-raw", metavar="RANGE", help=RAW_HELP)] = None,
+    from_dlq: Annotated[str | None, typer.Option("--from-dlq", metavar="SELECTION", help=DLQ_HELP)] = None,
+    from_topic: Annotated[
+        int | None, typer.Option("--from-topic", min=1, max=100_000, help="Try so many of the newest records of each partition.")
+    ] = None,
+    given: Annotated[
+        Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Records to read of --input and --from-dlq.")] = 100_000,
+    examples: Annotated[int, typer.Option(min=0, max=100, help="Examples of each change.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show what an edit of a pipeline file changes: rows gained, lost and changed, and records that end otherwise, and why.
+
+    Both files take the same records of OLD's pipeline; nothing is started or written. Exit code 0: no difference, 1: a difference, 2: the
+    comparison failed. Example: tallyflow diff orders.yaml edited.yaml --from-raw 1h
+    """
+    leave_out_pandas()
+    from pipelines.preview.declared import declared_program
+    from pipelines.preview.difference import difference
+
+    sample = Sample(given, from_topic, from_dlq, from_raw, limit)
+    with errors_as_exit(failure=2):
+        config = load(old, offline=not sample.needs_servers)
+        programs = declared_program(config), declared_program(load(new, offline=True))
+        with _stored(config, sample, programs) as stored:
+            found = difference(*programs, stored.frames, stored.first, stored.watermarks, examples)
+    if not found.records:
+        raise typer.BadParameter("there is no record to try")
+    has_dedup = any(program.dedup.key for program in programs)
+    if as_json:
+        typer.echo(json.dumps({**_document(found), "memory": stored.memory if has_dedup else None}, indent=2, default=_plain))
+    else:
+        _print(found)
+        if has_dedup:
+            out.print(_MEMORY[stored.memory], markup=False, highlight=False, soft_wrap=True)
+    if not found.is_none:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stored(config: PipelineConfig, sample: Sample, programs: "tuple[Program, Program]") -> "Iterator[StoredFrames]":
+    """Open the records; of raw also those before the range that dedup must know, and the range as a whole."""
+    from pipelines.preview.stored import StoredFrames, raw_frames
+
+    if sample.from_raw is None:
+        with sample.frames(config) as frames:
+            yield StoredFrames(frames, 0)
+        return
+    window = timedelta(microseconds=max(program.dedup.window_us for program in programs))
+    with opened_raw(config, sample.from_raw) as (log, names, span):
+        yield raw_frames(log, names, span, window or None)
+
+
+def _print(found: "Difference") -> None:
+    out.print(f"{count_of(found.records, 'record')}; rows {found.old_rows:,} before, {found.new_rows:,} now", highlight=False)
+    for what, columns in (("added", found.added), ("dropped", found.dropped)):
+        for name, kind in columns.items():
+            out.print(f"column {what}: {name} {kind}", markup=False, highlight=False)
+    for name, (before, now) in found.retyped.items():
+        out.print(f"column retyped: {name} {before}, now {now}", markup=False, highlight=False)
+    if not found.changes:
+        out.print("every record ends as before", highlight=False)
+        return
+    counts = _counts(found)
+    table = Table(*counts, box=None)
+    table.add_row(*(f"{count:,}" for count in counts.values()))
+    out.print(table)
+    for name, count in found.columns.most_common():
+        out.print(f"{count_of(count, 'row')} with another {name}", markup=False, highlight=False)
+    for ends, change in sorted(found.changes.items(), key=lambda item: -item[1].records):
+        _print_change(ends, change)
+
+
+def _print_change(ends: "tuple[Ending, Ending]", change: "Change") -> None:
+    was, now = ends
+    title = f"{count_of(change.records, 'record')}: " + (f"{was} as before, with other values" if was == now else f"{was}, now {now}")
+    out.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for example in change.examples:
+        where = f"raw {example.position}, partition {example.partition} offset {example.offset}"
+        out.print(f"  {where}: {example.value}", markup=False, highlight=False, soft_wrap=True)
+        for when, reason in (("before", example.old_reason), ("now", example.new_reason)):
+            if reason:
+                out.print(f"    {when}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        for name, (old, new) in example.values.items():
+            out.print(f"    {name}: {_text(old)}, now {_text(new)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _counts(found: "Difference") -> dict[str, int]:
+    return {
+        "gained": found.count(was_row=False, is_row=True),
+        "lost": found.count(was_row=True, is_row=False),
+        "changed": found.count(was_row=True, is_row=True),
+        "no row, otherwise": found.count(was_row=False, is_row=False),
+    }
+
+
+def _document(found: "Difference") -> dict[str, Any]:
+    return {
+        "is_same": found.is_none,
+        "records": found.records,
+        "rows": {"old": found.old_rows, "new": found.new_rows, **_counts(found)},
+        "changed_columns": dict(found.columns),
+        "columns": {"added": found.added, "dropped": found.dropped, "retyped": found.retyped},
+        "changes": [
+            {"old": was._asdict(), "new": now._asdict(), "records": change.records, "examples": [vars(one) for one in change.examples]}
+            for (was, now), change in found.changes.items()
+        ],
+    }
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

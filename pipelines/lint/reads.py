@@ -1,0 +1,51 @@
+"""The fields of a pipeline file that nothing reads. Pure; takes a sound config."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines.config import PipelineConfig
+from pipelines.config.base import Location
+from pipelines.config.fields import Passed, all_passed, at_sink, checked
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field where it is declared or computed; a computed one may replace another of its name."""
+
+    name: str
+    at: Location
+    is_computed: bool = False
+
+
+def unread(config: PipelineConfig) -> Iterator[Field]:
+    """Yield the fields that no transform, no dedup key and no column reads, in the order of the file; nothing for several sources."""
+    if len(config.sources) != 1:
+        return
+    source = config.sources[0]
+    declared = [Field(field.name, ("sources", 0, "schema_fields", index)) for index, field in enumerate(source.schema_fields)]
+    declared += [Field(column.name, ("sources", 0, "columns", index)) for index, column in enumerate(source.columns)]
+    present, made, read = {field.name: field for field in declared}, list(declared), set[Field]()
+    for passed in all_passed(config):
+        read |= {present[name] for name in _names_read(passed)}
+        computed = _computed(passed)
+        made += computed
+        present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
+    for sink in config.all_sinks:
+        names = {column.name for column in sink.mapping}
+        read |= {
+            present[name] for name in names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
+        }
+    yield from (field for field in made if field not in read)
+
+
+def _names_read(passed: Passed) -> set[str]:
+    config = passed.transform.config
+    names = {name for _, named in config.fields_read() for name in named}
+    return names.union(*(checked(asked, passed.before, config.language).fields for asked in config.expressions()))
+
+
+def _computed(passed: Passed) -> list[Field]:
+    if not passed.transform.computes:
+        return []
+    at: Location = ("transforms", passed.index, "config")
+    return [Field(asked.name, (*at, *asked.at[:-1]), True) for asked in passed.transform.config.expressions()]

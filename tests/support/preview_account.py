@@ -1,0 +1,130 @@
+"""A preview beside the pipeline that ran: rows, dead letters and counts of both, over the same records.
+
+What the preview shows is put into a table of its own as JSON; ClickHouse then says whether the two tables hold the same.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import Producer
+
+from pipelines.config import parse
+from pipelines.preview.declared import declared_program
+from pipelines.preview.given import Given, frames_of
+from pipelines.preview.readable import readable_rows
+from pipelines.preview.run import Preview, preview
+from pipelines.preview.stored import Span, raw_frames
+from pipelines.process.program import Program
+from pipelines.process.steps.mapping import MapToTable
+from pipelines.protocol.records import decode_frame
+from pipelines.protocol.tally import tally
+from support.pipeline_case import PipelineCase
+from support.random_programs import Recipe, Sent
+
+ORDER = "ORDER BY _tf_sequence, _tf_ordinal"
+
+
+def play(case: PipelineCase, recipe: Recipe) -> None:
+    """Produce the records of a recipe and run the pipeline over them."""
+    case.write_file(recipe.change)
+    case.create_topic(3)
+    share = -(-len(recipe.records) // recipe.parts)
+    for first in range(0, len(recipe.records), share):
+        produce(case, recipe.records[first : first + share])
+        case.warm_run()
+
+
+def produce(case: PipelineCase, records: Sequence[Sent]) -> None:
+    settings = {"log_level": 0, "linger.ms": 5, "acks": "all", "max.in.flight": 1, "message.max.bytes": 8 * 1024 * 1024}
+    producer = Producer({**case.addresses.kafka_client, **settings})
+    for sent in records:
+        producer.produce(case.topic, sent.value, sent.key, sent.partition, headers=list(sent.headers))
+    assert producer.flush(60) == 0
+
+
+def previews(case: PipelineCase) -> tuple[Program, list[Preview]]:
+    """Return the previews of what raw holds: of its frames, and of the records alone, as `--input` would give them."""
+    config = parse(case.file.read_text(), name="case", environment=case.environment())
+    program = declared_program(config)
+    log = case.log()
+    try:
+        frames = list(raw_frames(log, case.names, Span(1, 2**60)).frames)
+    finally:
+        log.close()
+    return program, [preview(program, frames), preview(program, frames_of(_given(frames), config.sources[0]))]
+
+
+def _given(frames: Sequence[Any]) -> list[Given]:
+    given = []
+    for frame in frames:
+        for record in decode_frame(frame.message.payload).to_pylist():
+            headers = tuple(record["headers"]) if record["headers"] is not None else None
+            given.append(Given(record["value"], frame.message.time, record["key"], headers, record["partition"]))
+    return given
+
+
+def assert_equal(case: PipelineCase) -> Counter[str]:
+    """Assert that the previews equal the pipeline; return how many records ended how."""
+    program, (of_frames, of_records) = previews(case)
+    letters = Counter(
+        (one["_tf_partition"], one["_tf_offset"], one["stage"], one["code"], one["field"], one["message"]) for one in case.dead_letters()
+    )
+    assert _rejected(of_frames) == letters
+    assert _counts(of_frames) == _tallied(case)
+    for table in program.tables.tables:
+        assert _stored(case, program, of_frames, table) == _table(case, table.table)
+    assert [_fate(one) for one in of_records.records] == [_fate(one) for one in of_frames.records]
+    return of_frames.outcomes()
+
+
+def _fate(record: Any) -> tuple[Any, ...]:
+    last = record.last
+    return record.partition, record.offset, last.step, last.outcome, last.code, last.column, last.reason
+
+
+def _rejected(found: Preview) -> Counter[Any]:
+    last = [(record.partition, record.offset, record.last) for record in found.records if record.last.outcome == "rejected"]
+    return Counter((partition, offset, seen.stage, seen.code, seen.column, seen.reason) for partition, offset, seen in last)
+
+
+def _counts(found: Preview) -> dict[str, int]:
+    """Return what the tally would say of the records."""
+    names = {"row": "written to out", "duplicate": "duplicates dropped", "rejected": "dead letters"}
+    return dict(Counter(names.get(record.last.outcome, _dropped_by(record.last.step)) for record in found.records))
+
+
+def _dropped_by(step: str) -> str:
+    return "taken by no sink" if step == "mapping" else f"dropped by {step}"
+
+
+def _tallied(case: PipelineCase) -> dict[str, int]:
+    log = case.log()
+    account = tally(log, case.names, parse(case.file.read_text(), name="case", environment=case.environment()).topology)
+    log.close()
+    assert (account.residue, {leg.waiting for leg in account.legs}) == (0, {0})
+    process = next(leg for leg in account.legs if leg.leg == "process")
+    return {name: count for name, count in process.outcomes.items() if count}
+
+
+def _stored(case: PipelineCase, program: Program, found: Preview, table: MapToTable) -> str:
+    """Put the rows that are shown of a table into one like it and return its content."""
+    copy = f"{table.table}_preview"
+    case.client().command(f"CREATE OR REPLACE TABLE {copy} AS {table.table}")
+    shown = [readable_rows(record.last.fields or {}, program) for record in found.records if record.last.outcome == "row"]
+    lines = [json.dumps(row, default=_plain, ensure_ascii=False) for rows in shown for of, row in rows if of is table]
+    settings = {"date_time_input_format": "best_effort"}
+    if lines:
+        block = "\n".join(lines).encode("utf-8", "surrogateescape")
+        case.client().raw_insert(copy, insert_block=block, settings=settings, fmt="JSONEachRow")
+    return _table(case, copy)
+
+
+def _plain(value: Any) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _table(case: PipelineCase, table: str) -> str:
+    content: bytes = case.client().raw_query(f"SELECT * FROM {table} {ORDER}", fmt="TabSeparatedWithNames")
+    return content.decode("utf-8", "surrogateescape")
