@@ -15,7 +15,7 @@ from rich.table import Table
 from bench import expressions, latency, rival, stage, step, throughput, verification
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
-from pipelines.demo.orders import Recipe
+from pipelines.demo.events import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.topology import INGEST, KINDS
 from resources.local.stack import LocalStack
