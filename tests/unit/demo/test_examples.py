@@ -79,7 +79,7 @@ def test_a_directory_that_states_no_example_is_refused(tmp_path: Path, monkeypat
 
 
 def test_an_unknown_example_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="no example 'clicks'; there are .*fraud, orders"):
+    with pytest.raises(ConfigurationError, match=r"no example 'clicks'; there are .*fraud, orders"):
         load_example("clicks")
 
 
