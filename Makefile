@@ -6,6 +6,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tallyflow-installed
+# The example that `make demo` runs; KILL=1 kills its runner once.
+EXAMPLE ?= orders
+KILL ?=
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
 
@@ -23,7 +26,7 @@ LINTED = pipelines resources sql dagster_project tests bench examples
 .PHONY: help demo demo-cluster dagster test crash test-browser bench lint venv installed check-java constraints
 
 help:
-	@echo "make demo    start real servers, send 300,000 events through, check every one of them"
+	@echo "make demo    start real servers, send 300,000 events through, check every one of them; EXAMPLE=fraud takes another one of examples/"
 	@echo "make demo-cluster   the same on a Spark cluster: a master and two workers on loopback"
 	@echo "make dagster  the pipelines in Dagster on loopback, with real servers; Ctrl-C ends all of it"
 	@echo "make test    unit, Spark and integration tests"
@@ -33,7 +36,7 @@ help:
 	@echo "make lint    ruff and mypy"
 
 demo: check-java venv
-	@$(BIN)/tallyflow demo
+	@$(BIN)/tallyflow demo --example $(EXAMPLE) $(if $(KILL),--kill)
 
 demo-cluster: check-java venv
 	@$(BIN)/tallyflow demo --cluster

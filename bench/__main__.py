@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, latency, rival, sinks, stage, step, throughput, verification
+from bench import expressions, latency, rival, sinks, stage, step, throughput, verification, warm
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
-from pipelines.demo.orders import Recipe
+from pipelines.demo.events import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.topology import INGEST, KINDS
 from resources.local.stack import LocalStack
@@ -47,7 +47,7 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step or expressions.")] = "",
+    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions or warm.")] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -67,6 +67,9 @@ def main(
         return
     if only == "sensors":
         _print_sensors(home)
+        return
+    if only == "warm":
+        _print_warm(home, events, runs)
         return
     if only == "rival":
         _print_rival(home, live_keys or RIVAL_KEYS)
@@ -199,6 +202,22 @@ def _print_expressions(home: Path) -> None:
     console.print(table)
     home.mkdir(parents=True, exist_ok=True)
     (home / "expressions.json").write_text(json.dumps({"machine": machine(), "expressions": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_warm(home: Path, events: int, runs: int) -> None:
+    """The whole pipeline with a filter and five computed fields, and without."""
+    stack = LocalStack(home)
+    stack.up()
+    try:
+        found = warm.compare(stack, events, runs, console.print)
+    finally:
+        stack.down()
+    table = Table("pipeline", "us per event", "more than without", "events/s", "dead letters", title="driver + JVM + workers, warm")
+    for one in found:
+        more = one.cpu_us - found[0].cpu_us
+        table.add_row(one.name, f"{one.cpu_us:.2f}", f"{more:.2f}", f"{one.events_per_second:,.0f}", f"{one.dead_letters:,}")
+    console.print(table)
+    (home / "warm.json").write_text(json.dumps({"machine": machine(), "events": events, "warm": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:

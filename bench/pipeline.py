@@ -33,7 +33,9 @@ class MeasuredPipeline:
         max_batch_size: int = 100_000,
         lanes: int = 1,
         streams: int = 1,
+        edit: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
+        """`edit`: changes the document of the pipeline file."""
         self.stack, self.topic = stack, topic
         unique = uuid4().hex[:8]
         self.pipeline, self.table = f"bench-{unique}", f"bench_{unique}"
@@ -44,6 +46,7 @@ class MeasuredPipeline:
             del document["transforms"]
         document |= {"lanes": lanes, "buckets": 2 * lanes, "streams": streams}
         document["sink"] |= {"max_delay_time": max_delay, "max_batch_size": max_batch_size}
+        edit(document)
         self.file = self.directory / "pipeline.yaml"
         self.file.write_text(yaml.safe_dump(document))
         self.environment = {

@@ -22,7 +22,7 @@ import yaml
 from dagster_project.definitions import RESOURCES, build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
 from pipelines.control.processes import start_mark
-from pipelines.demo.orders import Recipe
+from pipelines.demo.events import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.naming import Names
 from resources.clickhouse import ClickHouseResource

@@ -20,7 +20,8 @@ import yaml
 from bench.pipeline import EXAMPLE
 from pipelines.config import OnError, parse
 from pipelines.connectors.sinks import Table, TableColumn
-from pipelines.demo.orders import Recipe, orders
+from pipelines.demo.events import Recipe
+from pipelines.demo.orders import orders
 from pipelines.engine.connections import Kept, Means
 from pipelines.engine.lanes import NO_LANES
 from pipelines.host import collect_rarely

@@ -1,15 +1,20 @@
 """Sustained throughput over preloaded events: events/s, CPU microseconds per event by process group, peak memory.
 
-The window is the whole work of every leg, from the first offset that ingest took to the last row that the last leg confirmed: a leg that
-runs ahead of the others, or is slow at first, is in it. No producer runs; `sync_interval: always` is the local NATS's setting.
+The window is the whole work of every leg, from the last look at which raw was empty, about a tenth of a second before its first frame, to
+the last row that the last leg confirmed: a leg that runs ahead of the others, or is slow at first, is in it. No producer runs;
+`sync_interval: always` is the local NATS's setting.
 """
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 
 from bench.pipeline import MeasuredPipeline
 from bench.processes import GROUPS, PIPELINE_GROUPS, Meter, Usage
+from pipelines.config import load
+from pipelines.connectors.nats.client import JetStream
+from pipelines.protocol.naming import Names
 from resources.local.spark import CLUSTER
 from resources.local.stack import SERVERS, LocalStack
 
@@ -63,28 +68,41 @@ def measured(
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in SERVERS}, spark)
     peak = 0
 
-    def reached(leg: str, rows: int) -> tuple[float, Usage]:
-        nonlocal peak
-        looked = 0.0
+    looked = 0.0
 
-        def done() -> bool:
-            nonlocal peak, looked
-            if time.monotonic() - looked > 1:
-                looked = time.monotonic()
-                peak = max(peak, meter.read(with_memory=True).pipeline_pss_bytes)
-            return pipeline.rows(leg, "rows_in") >= rows
+    def done() -> bool:
+        nonlocal peak, looked
+        if time.monotonic() - looked > 1:
+            looked = time.monotonic()
+            peak = max(peak, meter.read(with_memory=True).pipeline_pss_bytes)
+        return pipeline.rows(legs[-1], "rows_in") >= rows
 
-        pipeline.wait(done, LIMIT_SECONDS)
-        return time.monotonic(), meter.read()
-
-    # The first look at which ingest had taken anything: what it took until then is the most that the window can lack.
-    begun, before = reached(legs[0], 1)
-    taken = pipeline.rows(legs[0], "rows_in")
-    ended, after = reached(legs[-1], rows)
-    counted = events - taken
+    begun, before = _before_the_first(pipeline, meter)
+    pipeline.wait(done, LIMIT_SECONDS)
+    ended, after = time.monotonic(), meter.read()
     used = after.since(before)
-    busiest_us = after.busiest_since(before) / counted * 1e6
-    return Throughput(counted, ended - begun, {group: used[group] / counted * 1e6 for group in GROUPS}, peak, busiest_us)
+    busiest_us = after.busiest_since(before) / events * 1e6
+    return Throughput(events, ended - begun, {group: used[group] / events * 1e6 for group in GROUPS}, peak, busiest_us)
+
+
+def _before_the_first(pipeline: MeasuredPipeline, meter: Meter) -> tuple[float, Usage]:
+    """The instant and the usage of the last look at which raw held no frame. The status of the runner would be too late for few events."""
+    look = time.monotonic(), meter.read()
+    config = load(pipeline.file, pipeline.environment)
+    raw = Names(config.pipeline_id).stream("raw")
+    with closing(JetStream(config.nats).connect()) as log:
+
+        def has_begun() -> bool:
+            nonlocal look
+            now = time.monotonic(), meter.read()
+            state = log.state(raw)
+            if state is not None and state.last_sequence:
+                return True
+            look = now
+            return False
+
+        pipeline.wait(has_begun, LIMIT_SECONDS)
+    return look
 
 
 def middle(runs: list[Throughput]) -> Throughput:

@@ -1,4 +1,4 @@
-"""The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/` of the checkout.
+"""The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/orders` of the checkout.
 
 A faulty file never takes the code location down: it is listed with its faults, and the sound files work.
 """
@@ -20,7 +20,8 @@ _LOG = logging.getLogger(__name__)
 _SUFFIXES = {".yaml", ".yml", ".json"}
 _CASES_STEM = ".tests"
 """End of the names of files of cases (`tallyflow test`), which stand beside their pipeline files."""
-_DEFAULT = Path(__file__).resolve().parents[1] / "examples"
+_DEFAULT = Path(__file__).resolve().parents[1] / "examples" / "orders"
+"""The example whose topic `tallyflow dagster` fills; another one would be shown without records."""
 
 
 @dataclass(frozen=True)

@@ -307,16 +307,20 @@ def produce(
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that no pipeline can parse.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic must be created.")] = 4,
+    example: Annotated[str | None, typer.Option(help="Example whose records to send. Default: those of orders.")] = None,
 ) -> None:
-    """Send restaurant orders to the topic of a pipeline file (examples/orders)."""
+    """Send the records of an example to the topic of a pipeline file."""
     from pipelines.connectors.kafka.settings import client_settings
-    from pipelines.demo.orders import Recipe
+    from pipelines.demo.events import Recipe
+    from pipelines.demo.examples import load_example
+    from pipelines.demo.orders import ORDERS
     from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
+        generator = load_example(example).generator if example else ORDERS
         source = only_source(load(file))
         recipe = Recipe(seed, size, duplicate_share, bad_share)
-        summary = send(client_settings(source), source.topic, recipe, count, rate, partitions)
+        summary = send(client_settings(source), source.topic, recipe, count, rate, partitions, generator=generator)
     typer.echo(json.dumps(asdict(summary), indent=2))
 
 
@@ -327,12 +331,14 @@ def demo(
     duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are copies of earlier ones.")] = 0.1,
     bad_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")] = 0.001,
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
+    example: Annotated[str, typer.Option(help="Directory below examples/.")] = "orders",
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the runner right behind its first insert; a second run continues.")] = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Run on a Spark cluster: a master and two workers, started here.")] = False,
 ) -> None:
-    """Start real servers, produce orders, run the pipeline over them, and check every position against the table."""
+    """Start real servers, produce the records of an example, run its pipeline, and check every position against the table."""
     from pipelines.demo.demo import demo as show
-    from pipelines.demo.orders import Recipe
+    from pipelines.demo.events import Recipe
 
     with errors_as_exit():
-        code = show(Recipe(seed, size, duplicate_share, bad_share), count, cluster)
+        code = show(example, Recipe(seed, size, duplicate_share, bad_share), count, cluster, kill)
     raise typer.Exit(code)

@@ -54,7 +54,7 @@ def dagster(
     pipelines: Annotated[
         Path | None,
         typer.Option(
-            envvar=DIRECTORY_VARIABLE, help="Directory of pipeline files.", show_default="examples/", exists=True, file_okay=False
+            envvar=DIRECTORY_VARIABLE, help="Directory of pipeline files.", show_default="examples/orders/", exists=True, file_okay=False
         ),
     ] = None,
     port: Annotated[
@@ -141,7 +141,7 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     """Produce sample orders to the topic of the example while the topic is empty."""
     from pipelines.connectors.kafka.client import KafkaTopic
     from pipelines.connectors.kafka.settings import client_settings
-    from pipelines.demo.orders import Recipe
+    from pipelines.demo.events import Recipe
     from pipelines.demo.produce import ensure_topic, produce
 
     source = only_source(load(_EXAMPLE, environment))

@@ -166,15 +166,16 @@ def show(
     """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
     at = parse_position(position)
     with dead_letters(file) as reader, progress_bar() as progress:
-        rows = reader.at(at, progress).to_pylist()
-    if not rows:
+        found = reader.at(at, progress)
+        reason = reader.reason(found) if found.num_rows else ""
+    if not found.num_rows:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)
-    (row,) = rows
+    plain = _plain(found.to_pylist()[0], with_record=True) | ({"reason": reason} if reason else {})
     if as_json:
-        print_json(_plain(row, with_record=True))
+        print_json(plain)
         return
-    for name, value in _plain(row, with_record=True).items():
+    for name, value in plain.items():
         out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -11,8 +11,13 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
+from pipelines.dead_letters.reasons import reason_of
 from pipelines.dead_letters.redrive import taken
 from pipelines.dead_letters.triage import Group, Selection, dead_letter_at, groups, listed
+from pipelines.errors import HaltError
+from pipelines.expressions.evaluate import EXPRESSION_ERROR
+from pipelines.process import stage_config
+from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.existence import check_started
@@ -21,6 +26,7 @@ from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import PurgeLog, read_purged
 from pipelines.protocol.records import decode_frame, describe_frame
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
+from pipelines.types.duckdb import open_engine
 
 
 class DeadLetters:
@@ -46,6 +52,17 @@ class DeadLetters:
     def at(self, position: Position, progress: Progress = no_progress) -> pa.Table:
         """Return the dead letter, with the copies that dedup dropped in favor of it."""
         return dead_letter_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
+
+    def reason(self, dead_letter: pa.Table) -> str:
+        """Return DuckDB's reason for one dead letter of an expression, or why it is not known; empty for another one."""
+        if dead_letter.column("code")[0].as_py() != EXPRESSION_ERROR:
+            return ""
+        try:
+            program = stage_config.load(self._log.connect(), self._names, dead_letter.column("config_version")[0].as_py())
+        except HaltError as error:
+            return f"not known: {error}"
+        with open_engine() as engine:
+            return reason_of(engine, program, dead_letter.select(DEAD_LETTER_SCHEMA.names))
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """Yield the selected dead letters, with `fingerprint` and `state`, one stored frame at a time."""

@@ -1,4 +1,4 @@
-"""Sends restaurant orders to a Kafka topic and reports exactly what it sent.
+"""Sends the events of an example to a Kafka topic and reports exactly what it sent.
 
 Guarantee: when `produce` returns, every event of the recipe is in the topic exactly once (acknowledged by all in-sync replicas, idempotent
 producer), in order per key. When it raises, some prefix may be there.
@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipelines.connectors.kafka.client import map_error
 from pipelines.counts import count_of
-from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, Events, Recipe, orders
+from pipelines.demo.events import DUPLICATE, GOOD, Events, Generator, Recipe
+from pipelines.demo.orders import ORDERS
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.progress import Progress, no_progress
 
@@ -56,8 +57,9 @@ def produce(
     rate: float | None = None,
     partitions: int = 4,
     progress: Progress = no_progress,
+    generator: Generator = ORDERS,
 ) -> ProduceSummary:
-    """Send `count` orders of the recipe with their ids as keys; create the topic with `partitions` partitions if it is missing.
+    """Send `count` events of the recipe with their keys; create the topic with `partitions` partitions if it is missing.
 
     `connection`: librdkafka settings that connect and log in, as `connection_settings` gives them.
     `rate`: events per second on average since the first event: after a stall the rest is sent faster. None: as fast as possible.
@@ -71,13 +73,13 @@ def produce(
     kinds: Counter[str] = Counter()
     value_bytes = 0
     started = time.monotonic()
-    for due in _paced(orders(recipe, count), rate, started):
+    for due in _paced(generator.events(recipe, count), rate, started):
         sending.send(due)
         kinds += due.count_kinds()
         value_bytes += pc.sum(pc.binary_length(due.values)).as_py() or 0
         progress("producing", kinds.total(), count)
     sending.finish()
-    bad_kinds = {kind: kinds[kind] for kind in BAD_KINDS if kinds[kind]}
+    bad_kinds = {kind: kinds[kind] for kind in generator.bad_kinds if kinds[kind]}
     bad = sum(bad_kinds.values())
     seconds = time.monotonic() - started
     return ProduceSummary(topic, kinds.total(), kinds[GOOD], bad, kinds[DUPLICATE], bad_kinds, value_bytes, seconds, sending.offsets())
@@ -163,7 +165,7 @@ class _Sending:
 
     @property
     def _doing(self) -> str:
-        return f"sending orders to {self._topic}"
+        return f"sending records to {self._topic}"
 
     def _poll(self, seconds: float) -> None:
         self._producer.poll(seconds)

@@ -10,14 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.expressions.expression import Expression
-from pipelines.expressions.messages import messages
-from pipelines.expressions.result_types import NO_FIELDS, VALUE_ERRORS
+from pipelines.expressions.messages import cut, messages
+from pipelines.expressions.result_types import NO_FIELDS, VALUE_ERRORS, first_sentence
 from pipelines.expressions.screening import screened_sql
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, SourceType
 from pipelines.types.vectors import Mask, to_mask, without
 
 EXPRESSION_ERROR, NOT_FINITE = "expression_error", "not_finite"
+_MAX_REASON = 200
 _FLOAT_WORDS = "(?i)nan|inf"
 _STRING = r'"(?:[^"\\]|\\.)*"'
 
@@ -69,6 +70,15 @@ def evaluate(engine: Engine, rows: pa.Table, expressions: Sequence[Expression]) 
                 at = np.flatnonzero(mask)
                 failed.append(Failure(index, at, messages(expression, rows.take(pa.array(at)), code), code))
     return Evaluated(values, failed)
+
+
+def raised(engine: Engine, row: pa.Table, expression: Expression) -> str:
+    """Return what DuckDB says is wrong with one row, in at most 200 characters; empty if the expression has a value there."""
+    try:
+        engine.select(_select(expression.sql), _table(row, expression.fields))
+    except VALUE_ERRORS as error:
+        return cut(first_sentence(error), _MAX_REASON)
+    return ""
 
 
 def _table(rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -13,7 +13,7 @@ _MAX_FIELDS = 6
 
 def messages(expression: Expression, rows: pa.Table, code: str) -> list[str]:
     """Return a message per row, a function of the expression and the row alone."""
-    what = f"{_cut(' '.join(expression.text.split()), _MAX_TEXT)} {'is not finite' if code == 'not_finite' else 'fails'}"
+    what = f"{cut(' '.join(expression.text.split()), _MAX_TEXT)} {'is not finite' if code == 'not_finite' else 'fails'}"
     names = expression.fields[:_MAX_FIELDS]
     if not names:
         return [what] * len(rows)
@@ -32,11 +32,12 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, bytes):
-        return f"0x{_cut(value[:_MAX_VALUE].hex(), _MAX_VALUE)}"
+        return f"0x{cut(value[:_MAX_VALUE].hex(), _MAX_VALUE)}"
     if isinstance(value, str):
-        return f"'{_cut(value, _MAX_VALUE)}'"
+        return f"'{cut(value, _MAX_VALUE)}'"
     return str(value)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """Return the text, or its beginning and three points if it is longer than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

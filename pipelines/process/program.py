@@ -246,11 +246,11 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
     Nullable in the table (GlassFlow's files do so).
     """
     source = only_source(config)
-    fields = source.schema_fields
     faults: list[Fault] = []
     steps: list[Step] = []
     known: Columns = {}
-    units: Mapping[str, str] = {field.name: field.unit for field in fields if field.unit}
+    units: Mapping[str, str] = {field.name: field.unit for field in source.schema_fields if field.unit}
+    units = {**units, **{column.name: column.unit for column in source.columns if column.unit}}
 
     def add(path: str, made: Callable[[], Step]) -> None:
         nonlocal known

@@ -13,11 +13,22 @@ from resources.local.stack import LocalStack
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: LocalStack, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipelines.cli", "demo", "--count", "6000", "--bad-share", "0.01"]
+def demo(stack: LocalStack, directory: Path, *options: str) -> str:
+    """Return what a demo with few events prints; it has ended with 0."""
+    command = [sys.executable, "-m", "pipelines.cli", "demo", "--count", "6000", "--bad-share", "0.01", *options]
     # At the home of the session's servers: it finds them running, and leaves them so.
-    environment = {**os.environ, "TALLYFLOW_HOME": str(running_stack.home)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path)
+    environment = {**os.environ, "TALLYFLOW_HOME": str(stack.home)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=directory)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "All 6,000 records accounted for, exactly once." in ended.stdout
-    assert "copies produced were dropped." in ended.stdout
+    return ended.stdout
+
+
+def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: LocalStack, tmp_path: Path) -> None:
+    shown = demo(running_stack, tmp_path)
+    assert "All 6,000 records accounted for, exactly once. Dropped as they must be: 617 duplicates, 0 filtered records." in shown
+
+
+def test_the_demo_of_fraud_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path) -> None:
+    shown = demo(running_stack, tmp_path, "--example", "fraud", "--kill")
+    assert "the runner ended with -9; " in shown
+    assert "All 6,000 records accounted for, exactly once. Dropped as they must be: 141 duplicates, 4,490 filtered records." in shown

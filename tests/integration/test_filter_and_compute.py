@@ -44,6 +44,8 @@ def test_a_failing_expression_is_named_in_its_dead_letters(case: PipelineCase) -
     assert (letter["stage"], letter["code"], letter["field"], letter["_tf_offset"]) == ("compute", "expression_error", "code", 1)
     assert "CAST(name AS INTEGER)" in letter["message"]
     assert "twelve" in letter["message"]
+    shown = case.invoke("dlq", "show", str(case.file), f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}", "--json")
+    assert json.loads(shown.stdout)["reason"].startswith("Could not convert string 'twelve' to INT32")
 
 
 def test_a_filtered_record_is_not_the_first_of_its_key(case: PipelineCase, way: None) -> None:

@@ -8,8 +8,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from typer.testing import CliRunner
 
-from pipelines.demo.orders import Recipe, orders
+from pipelines.cli.app import app
+from pipelines.demo.events import Recipe
+from pipelines.demo.examples import example_file, load_example
+from pipelines.demo.orders import orders
 from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
 from pipelines.proof.readers.kafka import topic_batches
@@ -60,6 +64,15 @@ def test_the_topic_holds_exactly_the_events_of_the_recipe(kafka: dict[str, str],
     for partition, (first, last) in summary.offsets.items():
         offsets = [offset for number, offset, *_ in found if number == partition]
         assert (first, last) == (offsets[0], offsets[-1])
+
+
+def test_the_command_sends_the_records_of_the_named_example(kafka: dict[str, str], topic: str, running_stack: LocalStack) -> None:
+    environment = {**running_stack.addresses().environment(), "FRAUD_TOPIC": topic}
+    command = ["produce", str(example_file("fraud")), "--example", "fraud", "--count", "100", "--seed", "5"]
+    shown = CliRunner().invoke(app, command, env=environment)
+    assert shown.exit_code == 0, shown.output
+    expected = [event for block in load_example("fraud").generator.events(Recipe(5), 100) for event in block]
+    assert Counter((key, value) for *_, key, value in records_in(kafka, topic)) == Counter((key, value) for key, value, _ in expected)
 
 
 def test_records_of_one_key_are_in_one_partition_in_their_order(kafka: dict[str, str], topic: str) -> None:

@@ -58,6 +58,31 @@ def test_keys_and_headers_pass_through_the_whole_pipeline(case: PipelineCase) ->
     assert (counts["rows"], counts["copies"], counts["rejected"]) == (2, 1, 3)
 
 
+def test_a_header_of_a_unit_since_1970_becomes_an_instant(case: PipelineCase) -> None:
+    def change(document: dict[str, Any]) -> None:
+        source = document["sources"][0]
+        source["schema_fields"] = [{"name": "id", "type": "int"}]
+        source["columns"] = [
+            {"name": "key", "from": "key", "unit": "s"},
+            {"name": "made_at", "from": "headers", "header": "made-at", "unit": "ms"},
+        ]
+        columns = {"id": "Int64", "key": "DateTime", "made_at": "DateTime64(3)"}
+        document["sink"]["mapping"] = [{"name": name, "column_name": name, "column_type": kind} for name, kind in columns.items()]
+        dedup = {"key": "id", "time_window": "1h", "time": "event", "time_field": "made_at", "max_ahead": "10000h"}
+        document["transforms"] = [{"type": "dedup", "source_id": source.get("source_id", source["topic"]), "config": dedup}]
+
+    case.write_file(change)
+    case.create_topic(1)
+    texts = [(b"1769860800", b"1769860800250"), (b"noon", b"1769860800251"), (b"1769860800", b"2026-01-31T12:00:00Z")]
+    send(case, [(key, [("made-at", header)]) for key, header in texts])
+    case.warm_run()
+    (row,) = rows(case)
+    assert (row["key"].replace(tzinfo=UTC), row["made_at"].replace(tzinfo=UTC)) == (SENT.replace(microsecond=0), SENT)
+    assert [(offset, stage, field) for offset, stage, _, field in dead_letters(case)] == [(1, "transform", "key"), (2, "dedup", "made_at")]
+    counts = assert_match(case)
+    assert (counts["rows"], counts["rejected"]) == (1, 2)
+
+
 def test_a_dead_letter_keeps_its_key_headers_and_time(case: PipelineCase) -> None:
     case.write_file(with_columns())
     case.create_topic(1)

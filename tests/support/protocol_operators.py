@@ -94,7 +94,11 @@ class ModelKeyState(KeyState):
 
 
 _Config = SimpleNamespace(
-    nats=None, pipeline_id=NAMES.pipeline, sink=SimpleNamespace(max_insert_time=timedelta(seconds=60)), on_error=OnError()
+    pipeline_id=NAMES.pipeline,
+    sink=SimpleNamespace(max_insert_time=timedelta(seconds=60)),
+    nats=None,
+    on_error=OnError(),
+    seen_from=lambda leg: _Config,
 )
 
 

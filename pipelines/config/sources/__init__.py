@@ -163,11 +163,17 @@ class KafkaColumn(Model):
             "`int64`, partition `int32`, timestamp and arrival `timestamp` (UTC). A `string` or `map` that is not UTF-8 rejects the record."
         ),
     )
+    unit: Unit | None = ours(
+        None,
+        "Unit since 1970 of a key or of one header with a decimal number that becomes a DateTime or DateTime64 or is dedup's `time_field`. "
+        "Default: the text is an instant such as `2026-01-31T23:59:59Z`.",
+    )
 
     @property
     def definition(self) -> dict[str, Any]:
         """How the column is read, as JSON values in the vocabulary of the file."""
-        return {"from": self.origin, "type": self.type, **({"header": self.header} if self.header else {})}
+        given = {"header": self.header, "unit": self.unit}
+        return {"from": self.origin, "type": self.type, **{name: value for name, value in given.items() if value}}
 
     def faults(self) -> Faults:
         if self.header and self.origin != "headers":
@@ -176,6 +182,8 @@ class KafkaColumn(Model):
         types = _ORIGIN_TYPES["header" if self.header else self.origin]
         if self.type not in types:
             yield ("type",), f"a column from {'one header' if self.header else self.origin} is {' or '.join(types)}, not {self.type}"
+        if self.unit is not None and not (self.type == "string" and (self.origin == "key" or self.header)):
+            yield ("unit",), "is only for a key or one header of type string"
 
 
 class SchemaRegistry(Model):

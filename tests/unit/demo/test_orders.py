@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.config import load
-from pipelines.demo.orders import BAD_KINDS, DUPLICATE, GOOD, KINDS, MAX_BLOCK_EVENTS, Events, Recipe, orders
+from pipelines.demo.events import DUPLICATE, GOOD, MAX_BLOCK_EVENTS, Events, Recipe
+from pipelines.demo.orders import BAD_KINDS, ORDERS, orders
 from pipelines.errors import ConfigurationError
 from pipelines.process.mapping.step import TargetColumn, map_columns
 from pipelines.process.parse.step import parse
@@ -25,7 +26,7 @@ MIXED = Recipe(duplicate_share=0.2, bad_share=0.1)
 
 def make(recipe: Recipe, count: int) -> list[tuple[bytes, bytes | None, str]]:
     return [
-        (key, value, KINDS[kind])
+        (key, value, ORDERS.kinds[kind])
         for events in orders(recipe, count)
         for key, value, kind in zip(events.keys.to_pylist(), events.values.to_pylist(), events.kinds, strict=True)
     ]
@@ -143,7 +144,7 @@ def test_the_example_takes_good_orders_and_rejects_each_bad_one() -> None:
         "null_value": "tombstone",
         "not_utf8": "invalid_json",
     }
-    assert codes == {row: expected[KINDS[kind]] for row, kind in enumerate(events.kinds) if KINDS[kind] in BAD_KINDS}
+    assert codes == {row: expected[ORDERS.kinds[kind]] for row, kind in enumerate(events.kinds) if ORDERS.kinds[kind] in BAD_KINDS}
 
 
 def rejection_codes(events: Events) -> dict[int, str]:

@@ -1,0 +1,84 @@
+"""The examples of a checkout: a directory each, with a pipeline file, its cases, and `events.py`.
+
+`events.py` makes the records of the example, and says what must become of them.
+"""
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+
+from pipelines.demo.events import Events, Generator
+from pipelines.errors import ConfigurationError, Fault
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "examples"
+
+
+@dataclass
+class Account:
+    """What must become of some events, by none of the pipeline's code.
+
+    `dead_letters`: by code. `answer`: the rows of the example's question over the table.
+    """
+
+    rows: int = 0
+    filtered: int = 0
+    duplicates: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    answer: Sequence[tuple[object, ...]] = ()
+
+
+def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, object, object]]:
+    """Yield the parts of two accounts: the name, what is expected, what was found. A row that only one answer has is None in the other."""
+    yield "rows in ClickHouse", expected.rows, found.rows
+    yield "dropped by filter", expected.filtered, found.filtered
+    yield "duplicates dropped", expected.duplicates, found.duplicates
+    for code in sorted({*expected.dead_letters, *found.dead_letters}):
+        yield f"dead letters, {code}", expected.dead_letters[code], found.dead_letters[code]
+    for number, rows in enumerate(zip_longest(expected.answer, found.answer), 1):
+        yield f"answer, row {number}", *rows
+
+
+@dataclass(frozen=True)
+class Example:
+    """The records of an example, and what to ask of its table.
+
+    `noun`: a record, for messages. `sample`: columns to show. `question`: a SELECT over `{table}` that `account` answers, too.
+    """
+
+    noun: str
+    generator: Generator
+    account: Callable[[Iterable[Events]], Account]
+    sample: tuple[str, ...]
+    question: str
+
+
+def example_file(name: str) -> Path:
+    """Return the pipeline file of an example. Raise ConfigurationError if there is none."""
+    found = {path.parent.name: path for path in DIRECTORY.glob("*/pipeline.yaml") if path.with_name("events.py").exists()}
+    if not found:
+        raise ConfigurationError("examples", [Fault("", f"{DIRECTORY} has none: they are only in a checkout of the repository")])
+    if name not in found:
+        raise ConfigurationError("examples", [Fault("", f"no example {name!r}; there are {', '.join(sorted(found))}")])
+    return found[name]
+
+
+def load_example(name: str) -> Example:
+    """Load the `EXAMPLE` that events.py of an example states. Raise ConfigurationError if there is none."""
+    path = example_file(name).with_name("events.py")
+    spec = importlib.util.spec_from_file_location(f"examples.{name}.events", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    example = getattr(module, "EXAMPLE", None)
+    if not isinstance(example, Example):
+        raise ConfigurationError(str(path), [Fault("EXAMPLE", "must be an Example of pipelines.demo.examples")])
+    return example
+
+
+def variables(name: str, run: str) -> Mapping[str, str]:
+    """Return the environment that gives a run of an example a pipeline, a topic and a table of its own."""
+    prefix, unique = name.upper(), f"{name}-demo-{run}"
+    return {f"{prefix}_PIPELINE": unique, f"{prefix}_TOPIC": unique, f"{prefix}_TABLE": unique.replace("-", "_")}
