@@ -62,7 +62,7 @@ def lane_subject(run: str, lane: int) -> str:
 class Ask(Form):
     """A request to a lane: to do the part `item` of a kind of `work`, or without an item, for a piece of its result from a byte on.
 
-    `part` names the part for the later requests; it reaches no stream.
+    `part` names the part for the later requests; it reaches no stream. `leg`: who asks, as two sinks may ask for the same kind of work.
     """
 
     part: Text
@@ -70,6 +70,7 @@ class Ask(Form):
     item: Text = ""
     name: Text = ""
     piece_from: Count = 0
+    leg: Text = ""
 
 
 class Shelf:
@@ -119,7 +120,7 @@ class Lane:
     def __init__(self, works: Mapping[str, Work], note: Callable[[str], None], shelf: Shelf | None = None) -> None:
         self._works, self._note, self._shelf = works, note, shelf or Shelf()
         self._threads = {name: ThreadPoolExecutor(1, f"lane {name}") for name in works}
-        self._made: dict[str, tuple[str, Future[bytes]]] = {}
+        self._made: dict[tuple[str, str], tuple[str, Future[bytes]]] = {}
 
     def answer(self, payload: bytes) -> bytes:
         """Answer a request of a leg. For any thread."""
@@ -128,7 +129,7 @@ class Lane:
         except FormError:
             return _UNKNOWN
         if ask.item and ask.work in self._works:
-            self._made[ask.work] = ask.part, self._threads[ask.work].submit(self._works[ask.work], ask.item)
+            self._made[ask.work, ask.leg] = ask.part, self._threads[ask.work].submit(self._works[ask.work], ask.item)
             return _TAKEN
         if ask.name:
             content = self._shelf.content(ask.part, ask.name)
@@ -162,7 +163,7 @@ def _piece(content: bytes, ask: Ask) -> bytes:
 class Lanes:
     """The lanes of a run at `subject`, as one of its processes asks them. `divide` is for one thread.
 
-    `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's. `shelf`: what it holds itself.
+    `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's, which is `leg`. `shelf`: what it holds itself.
     `helped`: the parts of the leg's plan that lanes have done, `is_large`: whether the plan is large enough to be cut; the leg begins
     both anew.
     """
@@ -174,12 +175,13 @@ class Lanes:
         count: int = 0,
         clock: Callable[[], float] = time.monotonic,
         own: int = 0,
+        leg: str = "",
     ) -> None:
         self._wire, self._subject, self._clock = wire, subject, clock
         self._numbers: Sequence[int] = range(1, count + 1)
         self._ask_again_at: dict[int, float] = {}
         self._late_until: float | None = None
-        self.own, self.shelf, self.helped, self.is_large = own, Shelf(), 0, False
+        self.own, self.shelf, self.helped, self.is_large, self._leg = own, Shelf(), 0, False, leg
 
     def use(self, numbers: Sequence[int]) -> None:
         """Ask these lanes, and no others, from now on: lanes come and go. For any thread."""
@@ -223,7 +225,7 @@ class Lanes:
         """Return what a lane makes of an item; None if it does not, so that the part is still to be done."""
         if len(item) > PIECE_BYTES:
             return None
-        answer = self._answer(lane, Ask(uuid4().hex, work, item))
+        answer = self._answer(lane, Ask(uuid4().hex, work, item, leg=self._leg))
         if answer is None:
             self._ask_again_at[lane] = self._clock() + SILENT_SECONDS
             self._late_until = self._clock() + LATE_SECONDS

@@ -93,7 +93,7 @@ class Share:
         self._reporter.start()
 
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
-        lanes = Lanes(self._log, self._subject)
+        lanes = Lanes(self._log, self._subject, leg=name)
         self._lanes.append(lanes)
         seen = self._run.config.seen_from(name)
         connections = Connections(self._run, keep_partitions=True, log=self._log, config=seen, lanes=lanes, note=self._say)

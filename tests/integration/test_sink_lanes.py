@@ -81,6 +81,23 @@ def test_a_plan_is_several_inserts_and_every_row_is_there_once(case: PipelineCas
     case.check()
 
 
+def test_lanes_insert_into_the_table_of_the_sink_that_asks(case: PipelineCase, threads: Threads) -> None:
+    def into_two(document: dict[str, Any]) -> None:
+        sink = document.pop("sink")
+        document["sinks"] = [{**sink, "id": "all"}, {**sink, "id": "even", "when": "id % 2 = 0", "table": f"{case.table}_even"}]
+
+    case.write_file(into_two)
+    case.create_topic()
+    fill(case)
+    case.run_in_turn("ingest", "process")
+    for leg in ("sink:all", "sink:even"):
+        (view,) = case.warm_run(legs=(leg,)).legs.values()
+        assert view.status.lane_parts >= 2
+    rows = case.client().query(f"SELECT count(), uniqExact(id), sum(id % 2) FROM {case.table}_even").result_rows
+    assert rows == [(ROWS // 2, ROWS // 2, 0)]
+    case.check()
+
+
 def test_rows_refused_in_pieces_of_lanes_are_dead_letters(case: PipelineCase, threads: Threads) -> None:
     make_strict(case)
     case.send_events(ROWS, name_bytes=1000)

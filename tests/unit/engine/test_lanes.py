@@ -228,6 +228,14 @@ def test_a_lane_that_ends_waits_for_its_part() -> None:
     assert lane.answer(to_text(Ask("p")).encode()) == b"?"
 
 
+def test_a_lane_keeps_what_it_makes_for_each_leg() -> None:
+    lane = Lane({"shout": shout}, print)
+    for part, leg in (("p1", "sink"), ("p2", "sink:audit")):
+        lane.answer(to_text(Ask(part, "shout", to_text(Item(part)), leg=leg)).encode())
+    assert [lane.answer(to_text(Ask(part)).encode())[-2:] for part in ("p1", "p2")] == [b"P1", b"P2"]
+    lane.close()
+
+
 def test_what_a_process_holds_is_fetched_by_name() -> None:
     network = Network()
     holder, other = Lanes(network, "run", 2, own=1), Lanes(network, "run", 2, own=2)
