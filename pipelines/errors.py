@@ -107,7 +107,7 @@ class RefusedError(TallyflowError):
 class UndecidedError(TallyflowError):
     """A stage crashes on each of these records; nothing beyond the first of them in its bucket was written.
 
-    `records`: (sequence, ordinal, Kafka partition, stage, message) each.
+    `records`: (sequence, ordinal, Kafka partition, stage, message) each, and the code unless it is `internal_error`.
     """
 
     def __init__(self, message: str, records: Sequence[Sequence[Any]]) -> None:

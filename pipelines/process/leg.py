@@ -208,7 +208,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         If an earlier attempt passed one of these records, it wrote a row of it, or a dead letter for another reason; then nothing can be
         decided.
         """
-        found: Iterator[Poison] = ((sequence, ordinal, stage, message) for sequence, ordinal, _, stage, message in self._undecided)
+        found: Iterator[Poison] = ((sequence, ordinal, *reason) for sequence, ordinal, _, *reason in self._undecided)
         decided = (*plan.poison, *found)
         if len(decided) > MAX_POISON:
             raise HaltError(
