@@ -8,7 +8,6 @@ of the content. A function's own prints go to the standard error. The process en
 import importlib
 import json
 import os
-import platform
 import re
 import resource
 import struct
@@ -184,14 +183,14 @@ def main() -> None:
     try:
         host = _load(start)
     except BaseException as error:
-        _send(answers, FAILED, json.dumps(described(error)).encode())
+        _send(answers, FAILED, [json.dumps(described(error)).encode()])
         return
-    _send(answers, OK, json.dumps([platform.python_version(), pa.__version__]).encode())
+    _send(answers, OK, [])
     for alone, payload in _received(requests):
         try:
             table, failures = host.answer(_batch(payload), alone)
         except BaseException as error:
-            _send(answers, FAILED, json.dumps(described(error)).encode())
+            _send(answers, FAILED, [json.dumps(described(error)).encode()])
         else:
             _send(answers, OK, _packed(table, failures))
 
@@ -226,17 +225,19 @@ def _batch(payload: bytes) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def _packed(table: pa.Table, failures: list[Failure]) -> bytes:
+def _packed(table: pa.Table, failures: list[Failure]) -> list[Any]:
+    """Return the parts of an answer: the length of an Arrow IPC stream, the stream, and the failures as JSON."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    rows: bytes = sink.getvalue().to_pybytes()
-    return struct.pack("<Q", len(rows)) + rows + json.dumps(failures).encode()
+    rows = memoryview(sink.getvalue())
+    return [struct.pack("<Q", len(rows)), rows, json.dumps(failures).encode()]
 
 
-def _send(answers: BinaryIO, status: int, content: bytes) -> None:
-    answers.write(ANSWER.pack(status, _resident_bytes(), len(content)))
-    answers.write(content)
+def _send(answers: BinaryIO, status: int, content: list[Any]) -> None:
+    answers.write(ANSWER.pack(status, _resident_bytes(), sum(map(len, content))))
+    for part in content:
+        answers.write(part)
     answers.flush()
 
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -119,7 +120,7 @@ class Host:
             "outputs": self.function.output_schema.serialize().to_pybytes().hex(),
             "address_bytes": self._limits.address_bytes,
         }
-        self._exchange(json.dumps(start).encode() + b"\n", self._limits.start_seconds)
+        self._exchange([json.dumps(start).encode() + b"\n"], self._limits.start_seconds)
 
     def call(self, batch: pa.RecordBatch, alone: bool = False) -> Answer:
         """Call the function for a batch, or, `alone`, for each of its rows as a batch of one row.
@@ -130,9 +131,9 @@ class Host:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        payload = sink.getvalue().to_pybytes()
+        payload = memoryview(sink.getvalue())
         try:
-            content = self._exchange(REQUEST.pack(alone, len(payload)) + payload, self.function.timeout_ms / 1000)
+            content = self._exchange([REQUEST.pack(alone, len(payload)), payload], self.function.timeout_ms / 1000)
             return self._read(content, batch.num_rows)
         except (CallTimeoutError, HostDiedError):
             self.close()
@@ -165,42 +166,55 @@ class Host:
         for pipe in self._pipes():
             pipe.close()
 
-    def _exchange(self, request: bytes, seconds: float) -> bytes:
-        """Send bytes, and return the content of the answer."""
-        into, out = (pipe.fileno() for pipe in self._pipes())
-        deadline, left, received, length = time.monotonic() + seconds, memoryview(request), bytearray(), ANSWER.size
-        while len(received) < length:
-            ready = select.select([out], [into] if left else [], [], max(0.0, deadline - time.monotonic()))
-            if not any(ready):
-                raise CallTimeoutError(f"takes longer than {seconds:g} s")
-            if ready[1]:
-                left = left[_written(into, left) :]
-            if ready[0]:
-                part = os.read(out, 4 * _MIB)
-                if not part:
-                    raise HostDiedError(self._ending())
-                received += part
-            if len(received) >= ANSWER.size:
-                length = ANSWER.size + ANSWER.unpack_from(received)[2]
-        return self._checked(bytes(received))
-
-    def _checked(self, received: bytes) -> bytes:
-        status, resident, _ = ANSWER.unpack_from(received)
-        content = received[ANSWER.size :]
+    def _exchange(self, request: Sequence[bytes | memoryview], seconds: float) -> memoryview:
+        """Send the parts of a request, and return the content of the answer."""
+        try:
+            status, resident, content = self._answered(request, time.monotonic() + seconds)
+        except TimeoutError:
+            raise CallTimeoutError(f"takes longer than {seconds:g} s") from None
         if status == FAILED:
-            raise CallFailedError(*json.loads(content))
+            raise CallFailedError(*json.loads(bytes(content)))
         if resident > self._limits.restart_bytes:
             self.close()
         return content
 
-    def _read(self, content: bytes, count: int) -> Answer:
+    def _answered(self, request: Sequence[bytes | memoryview], deadline: float) -> tuple[int, int, memoryview]:
+        left = [memoryview(part) for part in request]
+        # A host that has ended is noticed when its answer is read.
+        while left and self._is_writable(deadline):
+            left = _written(self._pipes()[0].fileno(), left)
+        status, resident, length = ANSWER.unpack(self._received(ANSWER.size, deadline))
+        return status, resident, self._received(length, deadline)
+
+    def _is_writable(self, deadline: float) -> bool:
+        """Wait until the host takes more of a request, True, or has answered. Raise TimeoutError at the deadline."""
+        into, out = (pipe.fileno() for pipe in self._pipes())
+        readable, writable, _ = select.select([out], [into], [], max(0.0, deadline - time.monotonic()))
+        if not readable and not writable:
+            raise TimeoutError
+        return bool(writable)
+
+    def _received(self, size: int, deadline: float) -> memoryview:
+        """Return the next bytes of the answer."""
+        received = memoryview(bytearray(size))
+        at, out = 0, self._pipes()[1].fileno()
+        while at < size:
+            if not select.select([out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError
+            count = os.readv(out, [received[at:]])
+            if count == 0:
+                raise HostDiedError(self._ending())
+            at += count
+        return received
+
+    def _read(self, content: memoryview, count: int) -> Answer:
         """Return the answer. Raise HostDiedError for one that our side of the host does not give: the function has changed it."""
         try:
             (size,) = struct.unpack_from("<Q", content)
             with pa.ipc.open_stream(content[8 : 8 + size]) as reader:
                 rows = reader.read_all()
             rows.validate(full=True)
-            failures = [(int(row), str(code), str(message)) for row, code, message in json.loads(content[8 + size :])]
+            failures = [(int(row), str(code), str(message)) for row, code, message in json.loads(bytes(content[8 + size :]))]
         except (struct.error, pa.ArrowException, ValueError, TypeError) as error:
             raise HostDiedError(f"gives an answer that cannot be read: {type(error).__name__}") from error
         numbers = rows.column(0).to_numpy()
@@ -215,9 +229,15 @@ class Host:
         return f"ends its process by {signal.Signals(-code).name}" if code < 0 else f"ends its process with exit code {code}"
 
 
-def _written(pipe: int, left: memoryview) -> int:
+def _written(pipe: int, left: Sequence[memoryview]) -> list[memoryview]:
+    """Write what the pipe takes; return the rest."""
     try:
-        return os.write(pipe, left)
+        count = os.writev(pipe, left)
     except BrokenPipeError:
         # The end is seen when the answer is read.
-        return len(left)
+        return []
+    rest = []
+    for part in left:
+        rest.append(part[count:])
+        count -= min(count, len(part))
+    return [part for part in rest if len(part)]

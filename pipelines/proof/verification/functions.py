@@ -11,11 +11,12 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from pipelines.functions.calls import HOSTS
 from pipelines.functions.spec import Function
 from pipelines.process.program import Program
-from pipelines.process.steps.python import Python
+from pipelines.process.steps import Step
 from pipelines.types.fields import SOURCE_TYPES
 
 _OF_ARROW = {pa.string(): "VARCHAR", pa.binary(): "BLOB"}
@@ -31,18 +32,22 @@ def register(engine: duckdb.DuckDBPyConnection, program: Program, known: set[str
 
     Each returns a struct: `stage`, as in `$rows` of the statements, and `v0`, `v1`... for the outputs.
     """
-    for step in program.steps:
-        if isinstance(step, Python) and name_of(step.called) not in known:
-            function = step.called
+    for function in filter(None, map(_function_of, program.steps)):
+        if name_of(function) not in known:
             known.add(name_of(function))
             engine.create_function(
                 name_of(function),
                 partial(_called, function),
                 [engine.type(f"STRUCT({_members('i', function.inputs)})")],
                 engine.type(f"STRUCT(stage VARCHAR, {_members('v', function.outputs)})"),
-                type="arrow",
-                null_handling="special",
+                type=PythonUDFType.ARROW,
+                null_handling=FunctionNullHandling.SPECIAL,
             )
+
+
+def _function_of(step: Step) -> Function | None:
+    found: Function | None = getattr(step, "called", None)
+    return found
 
 
 def argument(values: Sequence[str]) -> str:
@@ -63,9 +68,9 @@ def _called(function: Function, structs: pa.Array | pa.ChunkedArray) -> Any:
     whole = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
     rows = pa.table(whole.flatten(), names=[name for name, _ in function.inputs])
     called = HOSTS.call_alone(function, rows)
-    stages = np.full(rows.num_rows, f"dropped.{Python.name}", dtype=object)
+    stages = np.full(rows.num_rows, "dropped.python", dtype=object)
     stages[called.passed] = None
-    stages[[row for row, _, _ in called.failures]] = Python.stage
+    stages[[row for row, _, _ in called.failures]] = "python"
     places = np.full(rows.num_rows, -1)
     places[called.passed] = np.arange(len(called.passed))
     chosen = pa.array(places, mask=places < 0)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from pipelines.connectors.sql import filled
-from pipelines.process.isolation import UNDECIDED
+from pipelines.functions.spec import HOST_CODES
 from pipelines.process.program import Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification import record_columns
@@ -211,7 +211,7 @@ def _python(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> t
 
 def trusted_codes() -> str:
     """Return the codes of dead letters of which no source but the stage itself shows that they are right, as SQL."""
-    return ", ".join(literal(code) for code in sorted(UNDECIDED))
+    return ", ".join(literal(code) for code in ("internal_error", *sorted(HOST_CODES)))
 
 
 def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:

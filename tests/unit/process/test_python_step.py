@@ -261,7 +261,7 @@ def test_the_example_of_the_docs_runs(path: Path) -> None:
     )
     assert [record.last.outcome for record in found.records] == ["row", "dropped"]
     assert found.records[0].last.fields is not None
-    assert (found.records[0].last.fields["shop"], found.records[0].last.fields["gross"]) == (b"de", 2.38)
+    assert (found.records[0].last.fields["shop"], found.records[0].last.fields["gross"]) == ("de", 2.38)
 
 
 def test_the_same_files_are_the_same_code(tmp_path: Path) -> None:
