@@ -12,6 +12,7 @@
         ├── ProcessLostError   a process that the runner depends on has exited: start again
         ├── DataLossError      promised positions are missing or have other content
         ├── StateDamagedError  a file of the key store is missing or has other content
+        ├── FunctionHaltError  a function hangs, or ends its process, on record after record
         ├── NotSupportedError  the file asks for a stage this release does not run
         └── InvariantError     our own bug: the protocol's guarantee does not hold
 
@@ -77,6 +78,10 @@ class DataLossError(HaltError):
 
 class StateDamagedError(HaltError):
     """A segment of the key store that the ledger lists is missing or damaged: to continue could let a duplicate through."""
+
+
+class FunctionHaltError(HaltError):
+    """A function in Python hangs, or ends its process, on record after record: to find each of them would take too long."""
 
 
 class NotSupportedError(HaltError):

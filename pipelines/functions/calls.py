@@ -16,18 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.errors import HaltError
+from pipelines.errors import FunctionHaltError, HaltError
 from pipelines.expressions.evaluate import NOT_FINITE
 from pipelines.expressions.messages import inputs_of
 from pipelines.functions.host import Answer, CallFailedError, CallTimeoutError, Failure, Host, HostDiedError
 from pipelines.functions.spec import PYTHON_DIED, PYTHON_TIMEOUT, Function
-from pipelines.types.fields import SOURCE_TYPES
 from pipelines.types.vectors import one_chunk, to_mask
 
 ROWS_PER_CALL = 16_384
 MAX_IN_A_ROW = 8
 """Timeouts without a call between them that ends in time: one hanging record among ROWS_PER_CALL makes five or six."""
-MAX_TIMEOUTS, MAX_DEATHS = 32, 512
+MAX_TIMEOUTS, MAX_DEATHS = 32, 128
 """Timeouts, and ends of the host, over the rows of one batch."""
 _ALONE_ROWS = 64
 _PARTS_AFTER_KILL = 16
@@ -56,7 +55,7 @@ class Hosts:
     def call(self, function: Function, rows: pa.Table) -> Called:
         """Call the function for all rows, in batches. Threads take turns.
 
-        Raise HaltError if the function cannot be loaded, or hangs or ends its host too often.
+        Raise HaltError if the function cannot be loaded, FunctionHaltError if it hangs or ends its host too often.
         """
         with self._lock:
             return _through(self._host(function), rows)
@@ -67,19 +66,12 @@ class Hosts:
             return _through(self._host(function), rows, alone=True)
 
     def check(self, function: Function) -> None:
-        """Load the function; in batch mode call it for no rows. Raise ValueError with a sentence if it does not fit."""
+        """Load the function. Raise ValueError with a sentence if that fails, as `Host.start` says."""
         with self._lock:
-            host = self._host(function)
             try:
-                host.start()
-                if function.mode == "batch":
-                    host.call(_batch_of(function, _no_rows(function)))
+                self._host(function).start()
             except HaltError as error:
                 raise ValueError(str(error)) from None
-            except CallFailedError as error:
-                raise ValueError(f"function {function.reference} {error.message} for a batch of no rows") from None
-            except (CallTimeoutError, HostDiedError) as error:
-                raise ValueError(f"function {function.reference} {error} for a batch of no rows") from None
 
     def close(self) -> None:
         """End all hosts."""
@@ -137,7 +129,7 @@ class _Search:
         self._hung, self._timeouts, self._deaths = 0, 0, 0
 
     def through(self, batch: pa.RecordBatch) -> Called:
-        """Return what becomes of the rows of a batch. Raise HaltError beyond the limits of timeouts."""
+        """Return what becomes of the rows of a batch. Raise FunctionHaltError beyond the limits."""
         if batch.num_rows == 0:
             return _joined(self._host.function, [])
         try:
@@ -181,16 +173,17 @@ class _Search:
         return self._failed(PYTHON_DIED, str(error))
 
     def _count(self, error: CallTimeoutError | HostDiedError) -> None:
-        """Raise HaltError if the host hangs or ends too often."""
+        """Raise FunctionHaltError if the host hangs or ends too often."""
         hangs = isinstance(error, CallTimeoutError)
         self._hung = self._hung + 1 if hangs else 0
         self._timeouts, self._deaths = self._timeouts + hangs, self._deaths + (not hangs)
         if self._hung < MAX_IN_A_ROW and self._timeouts < MAX_TIMEOUTS and self._deaths < MAX_DEATHS:
             return
         often = f"{self._hung} times in a row" if self._hung >= MAX_IN_A_ROW else f"{self._timeouts if hangs else self._deaths} times"
-        raise HaltError(
+        raise FunctionHaltError(
             f"calling function {self._host.function.reference}: it {error}, {often} over one batch. No record of the batch became a dead "
-            "letter, and none is lost. If the host was too slow, start again; else see docs/functions-python.md"
+            "letter, and none is lost. If the host was too slow, start again; else `tallyflow run FILE --accept` makes dead letters of the "
+            "records that are planned, without calling it again"
         )
 
     def _parts(self, batch: pa.RecordBatch, count: int) -> Called:
@@ -220,12 +213,6 @@ def _called_of(answer: Answer) -> Called:
 
 def _batch_of(function: Function, rows: pa.Table) -> pa.RecordBatch:
     """Return the inputs of a function as one batch, in their declared types."""
-    arrays = []
-    for name, kind in function.inputs:
-        column, wire = one_chunk(rows.column(name)), SOURCE_TYPES[kind].arrow
-        arrays.append(column if column.type == wire else column.cast(wire))
-    return pa.record_batch(arrays, names=[name for name, _ in function.inputs])
-
-
-def _no_rows(function: Function) -> pa.Table:
-    return pa.schema([(name, SOURCE_TYPES[kind].arrow) for name, kind in function.inputs]).empty_table()
+    fields = zip(function.input_schema, (one_chunk(rows.column(name)) for name, _ in function.inputs), strict=True)
+    arrays = [column if column.type == field.type else column.cast(field.type) for field, column in fields]
+    return pa.record_batch(arrays, schema=function.input_schema)

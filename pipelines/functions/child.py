@@ -170,7 +170,10 @@ def _family(kind: pa.DataType) -> str:
 
 
 def main() -> None:
-    """Serve the function that the first line of the input names: `root` of its files, `function`, `mode`, `outputs`, `address_bytes`."""
+    """Serve the function that the first line of the input names.
+
+    `root` of its files, `function`, `mode`, the schemas `inputs` and `outputs`, and `address_bytes`, its limit.
+    """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -181,9 +184,16 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (start["address_bytes"], start["address_bytes"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        host = _load(start)
+        host, inputs = _load(start), _schema(start["inputs"])
     except BaseException as error:
         _send(answers, FAILED, [json.dumps(described(error)).encode()])
+        return
+    try:
+        # The first call imports what pyarrow and the function import late: no record's time limit may hold for that.
+        host.answer(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in inputs.types], schema=inputs), alone=False)
+    except BaseException as error:
+        code, message = described(error)
+        _send(answers, FAILED, [json.dumps([code, f"{message}, for a batch of no rows"]).encode()])
         return
     _send(answers, OK, [])
     for alone, payload in _received(requests):
@@ -201,8 +211,11 @@ def _load(start: dict[str, Any]) -> Host:
     function = getattr(importlib.import_module(module), name)
     if not callable(function):
         raise TypeError(f"{start['function']} is no function")
-    outputs = pa.ipc.read_schema(pa.BufferReader(bytes.fromhex(start["outputs"])))
-    return Host(function, start["mode"], outputs)
+    return Host(function, start["mode"], _schema(start["outputs"]))
+
+
+def _schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(bytes.fromhex(text)))
 
 
 def _received(requests: BinaryIO) -> Iterator[tuple[bool, bytes]]:

@@ -88,7 +88,10 @@ class Host:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the process unless it is up. Raise HaltError if the function cannot be imported."""
+        """Start the process unless it is up.
+
+        Raise HaltError if the function cannot be imported, or, by batch, fails for a batch of no rows.
+        """
         if self._process is not None:
             return
         try:
@@ -117,6 +120,7 @@ class Host:
             "root": str(directory),
             "function": self.function.reference,
             "mode": self.function.mode,
+            "inputs": self.function.input_schema.serialize().to_pybytes().hex(),
             "outputs": self.function.output_schema.serialize().to_pybytes().hex(),
             "address_bytes": self._limits.address_bytes,
         }

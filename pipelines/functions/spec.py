@@ -46,6 +46,10 @@ class Function:
                 raise ValueError(f"{self.reference}: {name!r} as {kind!r} is no field of a function")
 
     @property
+    def input_schema(self) -> pa.Schema:
+        return pa.schema([(name, SOURCE_TYPES[kind].arrow) for name, kind in self.inputs])
+
+    @property
     def output_schema(self) -> pa.Schema:
         return pa.schema([(name, SOURCE_TYPES[kind].arrow) for name, kind in self.outputs])
 

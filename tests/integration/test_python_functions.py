@@ -9,6 +9,8 @@ import pytest
 from support.computed_case import DEDUP, accounts, event, with_transforms
 from support.pipeline_case import PipelineCase
 
+from pipelines.errors import FunctionHaltError
+
 pytestmark = pytest.mark.integration
 
 SOURCE = """
@@ -23,16 +25,13 @@ def f(batch):
     kept = batch.take(rows)
     return pa.record_batch({"name": pc.utf8_upper(kept["name"]), "_row": rows})
 """
-FUNCTION: dict[str, Any] = {
-    "type": "python",
-    "config": {"function": "own:f", "input": ["name"], "output": [{"name": "name", "type": "string"}], "timeout": "20s"},
-}
 NAMES = ("a", "left out", "raises", "b", "c", "left out", "d", "e", "f", "g")
 
 
-def write(case: PipelineCase, *more: dict[str, Any], source: str = SOURCE) -> None:
+def write(case: PipelineCase, *more: dict[str, Any], source: str = SOURCE, timeout: str = "20s") -> None:
     case.file.with_name("own.py").write_text(source)
-    case.write_file(with_transforms(FUNCTION, *more))
+    config = {"function": "own:f", "input": ["name"], "output": [{"name": "name", "type": "string"}], "timeout": timeout}
+    case.write_file(with_transforms({"type": "python", "config": config}, *more))
 
 
 def events(count: int, first: int = 0) -> list[bytes]:
@@ -107,6 +106,24 @@ def test_dead_letters_of_a_function_pass_the_corrected_one(case: PipelineCase) -
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert Counter(name for _, _, name, _ in case.rows())["RAISES"] == 2
+
+
+def test_a_plan_of_a_function_that_hangs_can_be_given_up(case: PipelineCase) -> None:
+    hangs = "def f(batch):\n    while len(batch): pass\n    return pa.record_batch({'name': batch['name']})\n"
+    write(case, source="import pyarrow as pa\n" + hangs, timeout="200ms")
+    case.create_topic(1)
+    case.send(events(20), partitions=1)
+    with pytest.raises(FunctionHaltError, match=r"own:f: it takes longer than 0\.2 s, 8 times in a row"):
+        case.warm_run()
+    write(case, source=SOURCE)
+    case.send(events(20, first=20), partitions=1)
+    case.warm_run(accept=True)
+    codes = Counter(letter["code"] for letter in case.dead_letters())
+    assert codes == Counter(python_timeout=20, python_error=2)
+    assert case.count() == 14
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert case.count() == 28
 
 
 def test_a_value_that_depends_on_its_batch_is_found(case: PipelineCase) -> None:

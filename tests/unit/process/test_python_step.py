@@ -120,6 +120,15 @@ def test_a_decided_record_is_not_called_for_again(step: Step) -> None:
     assert letters(made) == [(0, "python", "python_timeout")]
 
 
+def test_one_decision_may_hold_for_the_rest_of_a_frame(step: Step) -> None:
+    frame = frame_of(record(1, "a"), record(2, "b"), {"id": "x"}, record(4, "c"))
+    decided = [(1, 2, "parse", "words"), (1, 1, "python", "words", "python_timeout", 3)]
+    made = made_by(program(FIELDS, COLUMNS, step(ROWS)), frame, decided)
+    assert letters(made) == [(1, "python", "python_timeout"), (2, "parse", "internal_error"), (3, "python", "python_timeout")]
+    assert made.rows.column("id").to_pylist() == [1]
+    assert frames.undecided(made.dead_letters, decided) == []
+
+
 @pytest.mark.parametrize(("source", "mode"), [(ROWS, "row"), (BATCH, "batch")])
 def test_functions_end_records_where_the_reference_does(step: Step, source: str, mode: str) -> None:
     whole = program(FIELDS, COLUMNS, step(source, mode))
