@@ -26,11 +26,12 @@ def pack(directory: Path, module: str, files: Sequence[str]) -> str:
     The files of a module are its file, or all Python files of its package. Raise ValueError for a file that is missing or lies elsewhere,
     and for too large an archive.
     """
-    names = sorted({*_sources(directory, module), *(_inside(directory, name) for name in files)})
+    names = sorted({_inside(directory, name) for name in (*_sources(directory, module), *files)})
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    # Not compressed, which every build of zlib does in its own way; NATS compresses the ledger.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in names:
-            archive.writestr(zipfile.ZipInfo(name, _TIME), _content(directory / name, name), zipfile.ZIP_DEFLATED, 9)
+            archive.writestr(zipfile.ZipInfo(name, _TIME), _content(directory / name, name))
     if buffer.tell() > MAX_ARCHIVE_BYTES:
         size = f"its {len(names)} files take {buffer.tell():,} bytes as an archive, more than {MAX_ARCHIVE_BYTES:,}"
         raise ValueError(f"the code is too large: {size}; install the larger part as a package")

@@ -14,7 +14,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,11 +26,12 @@ import pyarrow as pa
 from pipelines.errors import HaltError
 from pipelines.functions.child import ANSWER, FAILED, REQUEST
 from pipelines.functions.code import archive_of, unpack
-from pipelines.functions.spec import Function
+from pipelines.functions.spec import PYTHON_DIED, Function
 
 _CHILD = Path(__file__).with_name("child.py")
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 _MIB = 1024 * 1024
+_ENDING_SECONDS = 5.0
 _PIPE_BYTES = _MIB
 """Linux's default for the largest pipe of an unprivileged user."""
 Failure = tuple[int, str, str]
@@ -82,6 +84,9 @@ class Host:
         self.function, self._limits = function, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
+        self._resident = 0
+        self.seconds_per_row = 0.0
+        """As the last call that has ended well has shown; zero before the first."""
 
     @property
     def pid(self) -> int | None:
@@ -125,6 +130,9 @@ class Host:
             "address_bytes": self._limits.address_bytes,
         }
         self._exchange([json.dumps(start).encode() + b"\n"], self._limits.start_seconds)
+        if self._resident > self._limits.restart_bytes:
+            taken = f"takes {self._resident // _MIB:,} MiB before its first record"
+            raise CallFailedError(PYTHON_DIED, f"{taken}, and may take {self._limits.restart_bytes // _MIB:,}")
 
     def call(self, batch: pa.RecordBatch, alone: bool = False) -> Answer:
         """Call the function for a batch, or, `alone`, for each of its rows as a batch of one row.
@@ -138,15 +146,20 @@ class Host:
         payload = memoryview(sink.getvalue())
         try:
             content = self._exchange([REQUEST.pack(alone, len(payload)), payload], self.function.timeout_ms / 1000)
-            return self._read(content, batch.num_rows)
+            answer = self._read(content, batch.num_rows)
         except (CallTimeoutError, HostDiedError):
             self.close()
             raise
+        if self._resident > self._limits.restart_bytes:
+            self.close()
+        return answer
 
     def close(self) -> None:
         """End the process and remove its files."""
         if self._process is not None:
-            self._process.kill()
+            # The function may have started processes of its own, which are in its session.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._close_pipes()
             self._process = None
@@ -178,8 +191,7 @@ class Host:
             raise CallTimeoutError(f"takes longer than {seconds:g} s") from None
         if status == FAILED:
             raise CallFailedError(*json.loads(bytes(content)))
-        if resident > self._limits.restart_bytes:
-            self.close()
+        self._resident = resident
         return content
 
     def _answered(self, request: Sequence[bytes | memoryview], deadline: float) -> tuple[int, int, memoryview]:
@@ -193,18 +205,14 @@ class Host:
     def _is_writable(self, deadline: float) -> bool:
         """Wait until the host takes more of a request, True, or has answered. Raise TimeoutError at the deadline."""
         into, out = (pipe.fileno() for pipe in self._pipes())
-        readable, writable, _ = select.select([out], [into], [], max(0.0, deadline - time.monotonic()))
-        if not readable and not writable:
-            raise TimeoutError
-        return bool(writable)
+        return into in _ready({out: select.POLLIN, into: select.POLLOUT}, deadline)
 
     def _received(self, size: int, deadline: float) -> memoryview:
         """Return the next bytes of the answer."""
         received = memoryview(bytearray(size))
         at, out = 0, self._pipes()[1].fileno()
         while at < size:
-            if not select.select([out], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError
+            _ready({out: select.POLLIN}, deadline)
             count = os.readv(out, [received[at:]])
             if count == 0:
                 raise HostDiedError(self._ending())
@@ -229,8 +237,23 @@ class Host:
 
     def _ending(self) -> str:
         assert self._process is not None
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closes the pipes of its process"
         return f"ends its process by {signal.Signals(-code).name}" if code < 0 else f"ends its process with exit code {code}"
+
+
+def _ready(events: Mapping[int, int], deadline: float) -> set[int]:
+    """Wait for one of the events by file descriptor; return the descriptors. Raise TimeoutError at the deadline."""
+    # Not `select`, which takes no descriptor from 1024 on: a runner has one per segment of the key store.
+    poll = select.poll()
+    for descriptor, event in events.items():
+        poll.register(descriptor, event)
+    found = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    if not found:
+        raise TimeoutError
+    return {descriptor for descriptor, _ in found}
 
 
 def _written(pipe: int, left: Sequence[memoryview]) -> list[memoryview]:

@@ -1,6 +1,7 @@
 """Functions in their host: what passes, and that a function which crashes, hangs or leaks takes down nothing but its rows."""
 
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -215,11 +216,48 @@ def test_a_host_ends_with_its_caller(write: Write, tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+def test_a_slow_function_gets_fewer_rows_instead_of_timeouts(write: Write, hosts: Hosts) -> None:
+    source = "import time\nkept = []\ndef f(record):\n    time.sleep(0.01)\n    kept.append(1)\n    return {'x': len(kept)}\n"
+    called = hosts.call(write(source, mode="row", ms=1000), ids(*range(300)))
+    # The first call times out; from then on one host lives through all of them.
+    assert called.failures == []
+    assert max(values(called).values()) >= 200
+
+
+def test_a_host_is_reached_by_any_file_descriptor(write: Write, hosts: Hosts) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert values(hosts.call(write(DOUBLED), ids(1))) == {0: 2}
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_processes_that_a_function_starts_end_with_its_host(write: Write, hosts: Hosts) -> None:
+    source = "import subprocess\ndef f(record):\n    return {'x': subprocess.Popen(['sleep', '600']).pid}\n"
+    (pid,) = values(hosts.call(write(source, mode="row"), ids(1))).values()
+    descriptor = os.pidfd_open(pid)
+    hosts.close()
+    try:
+        assert select.select([descriptor], [], [], 20)[0], "the process is up without its host"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_function_too_large_from_the_start_is_refused(write: Write) -> None:
+    host = Host(write("kept = b'1' * (200 << 20)\n" + DOUBLED), Limits(restart_bytes=200 * 1024 * 1024))
+    with pytest.raises(HaltError, match=r"before its first record, and may take 200"):
+        host.start()
+    assert host.pid is None
+
+
 class _Faulty:
     """A host whose function fails on certain rows, each in its own way, and passes the others."""
 
     def __init__(self, function: Function, faults: dict[int, str]) -> None:
         self.function, self._faults = function, faults
+        self.seconds_per_row = 0.0
 
     def call(self, batch: pa.RecordBatch, alone: bool = False) -> Answer:
         found = {number: self._faults[row] for number, row in enumerate(batch.column(0).to_pylist()) if row in self._faults}

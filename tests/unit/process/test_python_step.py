@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from support.programs import program
+from typer.testing import CliRunner
 
+from pipelines.cli.app import app
 from pipelines.config import load, shape_of, unsupported
 from pipelines.config.docs import EXAMPLE
+from pipelines.config.fields import origins
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.functions import code
 from pipelines.functions.code import pack
@@ -232,6 +235,14 @@ def test_validation_names_the_fault_of_a_function(path: Path, source: str | None
     assert [fault.path for fault in raised.value.faults] == ["transforms[0].config.function"]
 
 
+def test_validate_loads_the_functions_of_a_file(path: Path) -> None:
+    assert CliRunner().invoke(app, ["validate", str(write(path))]).exit_code == 0
+    path.with_name("own.py").write_text("import nowhere\n")
+    refused = CliRunner().invoke(app, ["validate", str(path)])
+    assert refused.exit_code == 2
+    assert "transforms[0].config.function: loading function own:f: raises ModuleNotFoundError" in refused.stderr
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "link"])
 def test_no_file_elsewhere_becomes_code(path: Path, name: str) -> None:
     path.with_name("link").symlink_to("/etc/passwd")
@@ -250,6 +261,7 @@ def test_a_key_may_be_an_output_of_a_function(path: Path) -> None:
     (definition,) = shape_of(config)["sources"]["orders"]["dedup_key_fields"]
     assert (definition["type"], definition["function"]) == ("string", "own:f")
     assert "order_id" in definition["of"]
+    assert origins(config, config.sources[0])["label"] == frozenset(config.sources[0].field_names)
 
 
 def test_the_example_of_the_docs_runs(path: Path) -> None:
