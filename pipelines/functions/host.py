@@ -86,7 +86,7 @@ class Host:
         self._directory: Path | None = None
         self._resident = 0
         self.seconds_per_row = 0.0
-        """As the last call that has ended well has shown; zero before the first."""
+        """The pace of the last call that has ended well; zero before the first."""
 
     @property
     def pid(self) -> int | None:

@@ -1,7 +1,7 @@
 """What a program says about a function, and the codes of the records on which it fails."""
 
-import platform
 import re
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,4 +56,4 @@ class Function:
 
 def versions() -> tuple[str, str]:
     """Return the versions of Python and of pyarrow, as far as they may decide results."""
-    return ".".join(platform.python_version_tuple()[:2]), str(pa.__version__)
+    return f"{sys.version_info.major}.{sys.version_info.minor}", str(pa.__version__)
