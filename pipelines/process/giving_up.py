@@ -6,18 +6,18 @@ In: the raw frames of the plan, and the last positions that its attempts have wr
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.connectors.nats.client import JetStream
+from pipelines.engine.connections import Connections
 from pipelines.errors import FunctionHaltError
 from pipelines.functions.spec import PYTHON_TIMEOUT
 from pipelines.process.program import Program
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN
-from pipelines.protocol.naming import Names, bucket_of_partition
+from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import Message
 
 
-def given_up(log: JetStream, names: Names, config: Program, frames: Iterable[Message], error: FunctionHaltError) -> list[list[Any]]:
+def given_up(connections: Connections, config: Program, frames: Iterable[Message], error: FunctionHaltError) -> list[list[Any]]:
     """Return decisions, in the form of `UndecidedError` with a count, about all records of `frames` that are not written yet.
 
     With dedup nothing of a plan is written before all its records have passed the steps.
@@ -29,7 +29,7 @@ def given_up(log: JetStream, names: Names, config: Program, frames: Iterable[Mes
         partition = int(frame.subject.rpartition(".")[2])
         bucket = bucket_of_partition(partition, config.buckets)
         if bucket not in written:
-            written[bucket] = Position(0, 0) if config.dedup.key else _last_written(log, names, bucket)
+            written[bucket] = Position(0, 0) if config.dedup.key else _last_written(connections, bucket)
         last = written[bucket]
         first = last.ordinal + 1 if last.sequence == frame.sequence else 0
         if frame.sequence >= last.sequence and first < frame.rows:
@@ -37,7 +37,8 @@ def given_up(log: JetStream, names: Names, config: Program, frames: Iterable[Mes
     return found
 
 
-def _last_written(log: JetStream, names: Names, bucket: int) -> Position:
-    places = (("out", names.out(bucket)), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)))
-    messages = [log.last(names.stream(role), subject) for role, subject in places]
+def _last_written(connections: Connections, bucket: int) -> Position:
+    names, outs = connections.names, connections.config.topology.outs
+    places = [*((role, names.out(bucket, role)) for role in outs), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
+    messages = [connections.log.last(names.stream(role), subject) for role, subject in places]
     return max([Position(0, 0), *(last_position(message) for message in messages if message is not None)])

@@ -205,8 +205,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             except FunctionHaltError as error:
                 if body.config != self.connections.run.accepted_config:
                     raise
-                log, names, config = self.connections.log, self.connections.names, config_of(self.connections, body.config)
-                self._undecided = given_up(log, names, config, self._fetch(body.start, body.to), error)
+                frames, config = self._fetch(body.start, body.to), config_of(self.connections, body.config)
+                self._undecided = given_up(self.connections, config, frames, error)
 
     def _decide(self, plan: ProcessPlan) -> ProcessPlan:
         """Return the plan with the records on which a stage ends: from now on every attempt makes them dead letters.

@@ -46,10 +46,10 @@ def fate_of(value: bytes | None) -> str:
 def assert_proven(case: PipelineCase, rows: int, dropped: int) -> None:
     verified = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
     assert (verified["verdict"], verified["findings"], verified["not_proven"]) == ("clean", [], [])
-    assert (verified["counts"]["rows"], verified["counts"]["dropped by python"]) == (rows, dropped)
+    assert (verified["counts"]["rows"], verified["counts"]["dropped by function"]) == (rows, dropped)
     audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
     assert (audited["verdict"], audited["findings"], audited["not_proven"]) == ("clean", [], [])
-    assert audited["counts"]["dropped by python"] == dropped
+    assert audited["counts"]["dropped by function"] == dropped
 
 
 def test_functions_make_drop_and_reject_records(case: PipelineCase, way: None) -> None:
