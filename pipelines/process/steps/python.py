@@ -18,7 +18,7 @@ from pipelines.protocol.outcomes import REJECTED, register
 from pipelines.protocol.records import StageOutput
 from pipelines.types.fields import ParsedField, check_fields
 
-DROPPED_BY_FUNCTION = register("python", "dropped by function")
+DROPPED_BY_FUNCTION = register("function", "dropped by function")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _called(function: Function, structs: pa.Array | pa.ChunkedArray) -> Any:
     whole = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
     rows = pa.table(whole.flatten(), names=[name for name, _ in function.inputs])
     called = HOSTS.call_alone(function, rows)
-    stages = np.full(rows.num_rows, "dropped.python", dtype=object)
+    stages = np.full(rows.num_rows, "dropped.function", dtype=object)
     stages[called.passed] = None
     stages[[row for row, _, _ in called.failures]] = "python"
     places = np.full(rows.num_rows, -1)

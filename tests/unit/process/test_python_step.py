@@ -103,7 +103,7 @@ def test_outputs_are_fields_and_left_out_records_are_dropped(step: Step) -> None
         {"id": 4, "label": "B", "tax": None},
     ]
     assert letters(made) == [(2, "python", "python_error")]
-    assert (made.counts["dropped.python"], made.counts["rows_out"], made.counts["rows_rejected"]) == (1, 2, 1)
+    assert (made.counts["dropped.function"], made.counts["rows_out"], made.counts["rows_rejected"]) == (1, 2, 1)
     (letter,) = made.dead_letters.to_pylist()
     assert letter["message"] == "own:f raises ValueError: bad city with id = 3, city = 'bad', price = 1.0"
 
@@ -147,7 +147,7 @@ def test_functions_end_records_where_the_reference_does(step: Step, source: str,
         wanted = dict(engine.execute('SELECT "offset", stage FROM parsed').fetchall())
         labels = ", ".join(column.label for column in compared_columns(whole)[1:])
         expected = {n: [label.decode(), tax] for n, label, tax in engine.execute(f'SELECT "offset", {labels} FROM expected').fetchall()}
-    assert wanted == {n: stages.get(n, None if n in rows else "dropped.python") for n in range(6)}
+    assert wanted == {n: stages.get(n, None if n in rows else "dropped.function") for n in range(6)}
     assert expected == rows
 
 
