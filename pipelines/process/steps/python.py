@@ -56,9 +56,8 @@ class Python(Step):
 
     def __post_init__(self) -> None:
         """Raise ValueError for what may not be called: a writer to the ledger must not decide more than a function."""
-        if faults := check_fields([ParsedField(name, kind) for name, kind in self.outputs if kind != "timestamp"]):
+        if faults := check_fields([ParsedField(name, kind) for name, kind in self.called.outputs if kind != "timestamp"]):
             raise ValueError("; ".join(faults))
-        assert self.called
 
     @property
     def called(self) -> Function:

@@ -216,14 +216,6 @@ def test_a_host_ends_with_its_caller(write: Write, tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-def test_a_slow_function_gets_fewer_rows_instead_of_timeouts(write: Write, hosts: Hosts) -> None:
-    source = "import time\nkept = []\ndef f(record):\n    time.sleep(0.01)\n    kept.append(1)\n    return {'x': len(kept)}\n"
-    called = hosts.call(write(source, mode="row", ms=1000), ids(*range(300)))
-    # The first call times out; from then on one host lives through all of them.
-    assert called.failures == []
-    assert max(values(called).values()) >= 200
-
-
 def test_a_host_is_reached_by_any_file_descriptor(write: Write, hosts: Hosts) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -283,3 +275,31 @@ def test_a_search_finds_exactly_the_rows_at_fault(count: int, faults: dict[int, 
     called = (hosts.call_alone if alone else hosts.call)(SPEC, ids(*range(count)))
     assert codes(called) == [(row, WAYS[way]) for row, way in sorted(faults.items()) if row < count]
     assert values(called) == {row: row for row in range(count) if row not in faults}
+
+
+def test_a_slow_function_gets_fewer_rows_by_its_pace() -> None:
+    sizes: list[int] = []
+
+    class Slow(_Faulty):
+        def call(self, batch: pa.RecordBatch, alone: bool = False) -> Answer:
+            sizes.append(len(batch))
+            return super().call(batch, alone)
+
+    host = Slow(SPEC, {})
+    host.seconds_per_row = 0.01
+    assert len(Hosts(lambda _: host).call(SPEC, ids(*range(300))).passed) == 300  # type: ignore[arg-type, return-value]
+    assert (sizes[0], sum(sizes)) == (25, 300)
+
+
+def test_a_host_that_is_killed_from_outside_costs_no_record() -> None:
+    class Killed(_Faulty):
+        calls = 0
+
+        def call(self, batch: pa.RecordBatch, alone: bool = False) -> Answer:
+            self.calls += 1
+            if self.calls < 3:
+                raise HostDiedError("ends its process by SIGKILL")
+            return super().call(batch, alone)
+
+    called = Hosts(lambda function: Killed(function, {})).call(SPEC, ids(1))  # type: ignore[arg-type, return-value]
+    assert (values(called), called.failures) == ({0: 1}, [])

@@ -285,6 +285,18 @@ def test_the_example_of_the_docs_runs(path: Path) -> None:
     assert (found.records[0].last.fields["shop"], found.records[0].last.fields["gross"]) == ("de", 2.38)
 
 
+def test_a_unit_makes_an_instant_of_an_output(path: Path) -> None:
+    path.with_name("own.py").write_text("def f(record):\n    return {'label': 1_700_000_000_123}\n")
+    document = yaml.safe_load(write(path).read_text())
+    document["transforms"][0]["config"]["output"] = [{"name": "label", "type": "int", "unit": "ms"}]
+    document["sink"]["mapping"] = [{"name": "label", "column_name": "label", "column_type": "DateTime64(3)"}]
+    document["sink"]["order_by"] = ["label"]
+    path.write_text(yaml.safe_dump(document))
+    config = load(path, {})
+    (record,) = preview(declared_program(config), frames_of(of_lines([b"{}"]), config.sources[0])).records
+    assert (record.last.fields or {})["label"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+
+
 def test_the_same_files_are_the_same_code(tmp_path: Path) -> None:
     package = tmp_path / "one" / "pack"
     for name in ("one", "two"):
