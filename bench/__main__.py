@@ -47,7 +47,9 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions, functions or warm.")] = "",
+    only: Annotated[
+        str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions, functions or warm.")
+    ] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
