@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, latency, rival, sinks, stage, step, throughput, verification, warm
+from bench import expressions, functions, latency, rival, sinks, stage, step, throughput, verification, warm
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
@@ -47,7 +47,9 @@ def main(
     events: Annotated[int, typer.Option(help="Preloaded events of 200 bytes.")] = 5_000_000,
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
-    only: Annotated[str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions or warm.")] = "",
+    only: Annotated[
+        str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions, functions or warm.")
+    ] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
@@ -64,6 +66,9 @@ def main(
         return
     if only == "expressions":
         _print_expressions(home)
+        return
+    if only == "functions":
+        _print_functions(home)
         return
     if only == "sensors":
         _print_sensors(home)
@@ -218,6 +223,17 @@ def _print_warm(home: Path, events: int, runs: int) -> None:
         table.add_row(one.name, f"{one.cpu_us:.2f}", f"{more:.2f}", f"{one.events_per_second:,.0f}", f"{one.dead_letters:,}")
     console.print(table)
     (home / "warm.json").write_text(json.dumps({"machine": machine(), "events": events, "warm": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_functions(home: Path) -> None:
+    """Functions in Python; needs no server."""
+    found = functions.measure()
+    table = Table("steps", "us per event", "more than without", title="CPU microseconds per event")
+    for one in found:
+        table.add_row(one.name, f"{one.microseconds:.2f}", f"{one.microseconds - found[0].microseconds:.2f}")
+    console.print(table)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "functions.json").write_text(json.dumps({"machine": machine(), "functions": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:

@@ -3,7 +3,9 @@
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pipelines.config import parse
 from pipelines.host import collect_rarely
@@ -40,7 +42,7 @@ class ExpressionCost:
 
 def measure(events: int = EVENTS, rounds: int = ROUNDS) -> list[ExpressionCost]:
     """Measure the steps without expressions, with a filter, with a filter and five fields, and the last with one failing row in 100."""
-    sound, faulty = _frames(events, 0), _frames(events, 100)
+    sound, faulty = frames_of(events, 0), frames_of(events, 100)
     plain, filtered, whole = _program([], False), _program([_FILTER], False), _program([_FILTER], True)
     cases = [("parse and map", plain, sound), ("filter", filtered, sound), ("filter and five fields", whole, sound)]
     cases.append(("filter and five fields, 1 % fail", whole, faulty))
@@ -59,12 +61,16 @@ def measure(events: int = EVENTS, rounds: int = ROUNDS) -> list[ExpressionCost]:
 
 
 def _program(filters: list[str], computes: bool) -> Program:
-    fields = [dict(zip(("name", "type"), field.split(": "), strict=True)) for field in _FIELDS]
-    transforms = [{"type": "filter", "config": {"expression": text}} for text in filters]
+    transforms: list[dict[str, Any]] = [{"type": "filter", "config": {"expression": text}} for text in filters]
     if computes:
         made = [{"name": name, "expression": text} for name, text in _COMPUTED.items()]
         transforms.append({"type": "compute", "config": {"fields": made}})
-    columns = _PLAIN | (_TYPES if computes else {})
+    return program_of(transforms, _TYPES if computes else {})
+
+
+def program_of(transforms: list[dict[str, Any]], columns: dict[str, str], directory: Path | None = None) -> Program:
+    """The program with these transforms, for the columns of the plain one and `columns`. `directory`: where code of functions lies."""
+    fields = [dict(zip(("name", "type"), field.split(": "), strict=True)) for field in _FIELDS]
     document = {
         "version": "v3",
         "pipeline_id": "bench-expressions",
@@ -74,14 +80,17 @@ def _program(filters: list[str], computes: bool) -> Program:
             "type": "clickhouse",
             "connection_params": {"host": "localhost", "port": 8123},
             "table": "events",
-            "mapping": [{"name": name, "column_name": name, "column_type": kind} for name, kind in columns.items()],
+            "mapping": [{"name": name, "column_name": name, "column_type": kind} for name, kind in (_PLAIN | columns).items()],
         },
     }
     config = parse(json.dumps(document), name="the bench", environment={})
+    if directory is not None:
+        for transform in config.transforms:
+            transform.config.locate(directory)
     return compile_program(config, [declared_table(config)])
 
 
-def _frames(events: int, bad_every: int) -> list[Arrived]:
+def frames_of(events: int, bad_every: int) -> list[Arrived]:
     """Events of about 200 bytes; the code of one in `bad_every` is no number."""
     values = [
         json.dumps(

@@ -12,6 +12,7 @@
         ├── ProcessLostError   a process that the runner depends on has exited: start again
         ├── DataLossError      promised positions are missing or have other content
         ├── StateDamagedError  a file of the key store is missing or has other content
+        ├── FunctionHaltError  a function hangs, or ends its process, on record after record
         ├── NotSupportedError  the file asks for a stage this release does not run
         └── InvariantError     our own bug: the protocol's guarantee does not hold
 
@@ -79,6 +80,10 @@ class StateDamagedError(HaltError):
     """A segment of the key store that the ledger lists is missing or damaged: to continue could let a duplicate through."""
 
 
+class FunctionHaltError(HaltError):
+    """A function in Python hangs, or ends its process, on record after record: to find each of them would take too long."""
+
+
 class NotSupportedError(HaltError):
     """The pipeline file is valid but asks for something this release does not run."""
 
@@ -107,7 +112,7 @@ class RefusedError(TallyflowError):
 class UndecidedError(TallyflowError):
     """A stage crashes on each of these records; nothing beyond the first of them in its bucket was written.
 
-    `records`: (sequence, ordinal, Kafka partition, stage, message) each.
+    `records`: (sequence, ordinal, Kafka partition, stage, message) each, and the code unless it is `internal_error`.
     """
 
     def __init__(self, message: str, records: Sequence[Sequence[Any]]) -> None:

@@ -50,11 +50,12 @@ _ANSWER_SECONDS = 10.0
 @app.command()
 def validate(file: File) -> None:
     """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing."""
-    from pipelines.runner.preflight import check_supported, check_types
+    from pipelines.runner.preflight import check_functions, check_supported, check_types
 
     with errors_as_exit():
         config = load(file)
         check_types(config)
+        check_functions(config)
         for note in notes(config):
             out.print(f"note: {note}", style="yellow", markup=False)
         check_supported(config)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pipelines.config.order import in_order
 from pipelines.config.partial import Unjudged
-from pipelines.config.transform_model import Asked, Language
+from pipelines.config.transform_model import Asked, Language, Made
 from pipelines.expressions.expression import Expression, check
 
 UNKNOWN = ""
@@ -87,6 +87,7 @@ def _through(transforms: list[tuple[int, Any]], fields: Types) -> tuple[list[Pas
         passed.append(Passed(index, transform, fields))
         if transform.computes:
             made = {asked.name: _type_of(asked, fields, transform.config) for asked in transform.config.expressions()}
+            made |= {one.name: one.type for one in transform.config.made()}
             fields = {**(fields if transform.config.keeps_fields else {}), **made}
     return passed, fields
 
@@ -111,6 +112,7 @@ def origins(config: Any, source: Any) -> dict[str, frozenset[str]]:
         of_source(config, source)[0],
         {name: frozenset({name}) for name in source.field_names},
         lambda _, expression, found: frozenset[str]().union(*(found[name] for name in expression.fields)),
+        lambda _, config, found: frozenset[str]().union(*(found[name] for name in config.input or found)),
     )
 
 
@@ -119,7 +121,7 @@ def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
     read = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
     read |= {column.name: column.definition for column in source.columns}
     before = takewhile(lambda passed: passed.index != index, of_source(config, source)[0])
-    return _computed_from(before, read, _definition)
+    return _computed_from(before, read, _definition, _returned)
 
 
 def _definition(asked: Asked, expression: Expression, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +133,32 @@ def _definition(asked: Asked, expression: Expression, found: Mapping[str, Any]) 
     }
 
 
+def _returned(made: Made, config: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of a field that a function returns; an edit of its code leaves it as it is."""
+    read = config.input or sorted(found)
+    return {
+        "type": made.type,
+        **({"unit": made.unit} if made.unit else {}),
+        "function": config.function,
+        "of": {name: found[name] for name in read},
+    }
+
+
 def _computed_from(
-    transforms: Iterable[Passed], read: dict[str, Fact], fact_of: Callable[[Asked, Expression, Mapping[str, Fact]], Fact]
+    transforms: Iterable[Passed],
+    read: dict[str, Fact],
+    fact_of: Callable[[Asked, Expression, Mapping[str, Fact]], Fact],
+    fact_made: Callable[[Made, Any, Mapping[str, Fact]], Fact],
 ) -> dict[str, Fact]:
-    """Return the facts of the fields behind `transforms`: `read` before them, and `fact_of` a computed field and the facts before it."""
+    """Return the facts of the fields behind `transforms`: `read` before them, and of each made field by what it is and the facts before.
+
+    `fact_of` a computed field, `fact_made` of one that a function returns.
+    """
     found = read
     for passed in transforms:
         config = passed.transform.config
         if passed.transform.computes:
             made = {asked.name: fact_of(asked, checked(asked, passed.before, config.language), found) for asked in config.expressions()}
+            made |= {one.name: fact_made(one, config, found) for one in config.made()}
             found = {**(found if config.keeps_fields else {}), **made}
     return found

@@ -32,7 +32,10 @@ def load(path: Path, environment: Mapping[str, str] = os.environ, *, offline: bo
 
     Raises ConfigurationError with every fault of the file; nothing was started, and the caller shows the faults.
     """
-    return parse(read_text(path), name=str(path), environment=environment, offline=offline)
+    config = parse(read_text(path), name=str(path), environment=environment, offline=offline)
+    for transform in config.transforms:
+        transform.config.locate(path.parent.resolve())
+    return config
 
 
 def read_text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pipelines.config.base import Location, Model, ours
@@ -28,6 +29,15 @@ class Asked:
     unit: str | None = None
 
 
+@dataclass(frozen=True)
+class Made:
+    """A field that a transform makes without an expression. `unit`: as of `Asked`."""
+
+    name: str
+    type: str
+    unit: str | None = None
+
+
 class TransformConfig(Model):
     """The `config` of a transform."""
 
@@ -41,6 +51,13 @@ class TransformConfig(Model):
     def expressions(self) -> Iterable[Asked]:
         """Yield the expressions in the file's order. Also called over a `Partial`."""
         yield from ()
+
+    def made(self) -> Iterable[Made]:
+        """Yield the fields that have no expression. Also called over a `Partial`."""
+        yield from ()
+
+    def locate(self, directory: Path) -> None:
+        """Note the directory of the pipeline file, for files beside it."""
 
 
 class ExpressionConfig(TransformConfig):
@@ -61,5 +78,5 @@ class TransformModel(Model):
     drops: ClassVar[bool] = False
     """True if records may end here without being rejected."""
     computes: ClassVar[bool] = False
-    """True if its expressions become fields."""
+    """True if it makes fields."""
     is_of_glassflow: ClassVar[bool] = False

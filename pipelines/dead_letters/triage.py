@@ -45,6 +45,10 @@ REMEDIES = {
     "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
     "expression_error": "correct the expression, or the producer; the message has the values that it read",
     "not_finite": "keep the expression from dividing by zero or overflowing, for example by nullif",
+    "python_error": "correct the function, or the producer; the message has the exception and the values that it read",
+    "python_rows": "let the function return the declared fields in their types, and at most one row for each record",
+    "python_timeout": "make the function faster on such a record, or raise its `timeout`; it may also wait for something outside",
+    "python_died": "the function ends its process on this record: look at its native libraries, and at the memory it takes",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
 """The most likely remedy for the cause of a code."""

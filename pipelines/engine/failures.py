@@ -17,7 +17,7 @@ class _Failure(Form):
 
     error: Text
     message: Text
-    records: tuple[tuple[Count, Count, Count, Text, Text], ...] = ()
+    records: tuple[tuple[Count, Count, Count, Text, Text] | tuple[Count, Count, Count, Text, Text, Text], ...] = ()
 
 
 def to_failure(error: TallyflowError) -> str:

@@ -1,5 +1,6 @@
 """The message of a row for which an expression has no value: its text, and the values of the fields that it reads."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,14 +15,19 @@ _MAX_FIELDS = 6
 def messages(expression: Expression, rows: pa.Table, code: str) -> list[str]:
     """Return a message per row, a function of the expression and the row alone."""
     what = f"{cut(' '.join(expression.text.split()), _MAX_TEXT)} {'is not finite' if code == 'not_finite' else 'fails'}"
-    names = expression.fields[:_MAX_FIELDS]
+    return [f"{what}{inputs}" for inputs in inputs_of(rows, expression.fields)]
+
+
+def inputs_of(rows: pa.Table, fields: Sequence[str]) -> list[str]:
+    """Return for each row ` with` the first of `fields` and their values; empty for no fields."""
+    names = fields[:_MAX_FIELDS]
     if not names:
-        return [what] * len(rows)
-    more = len(expression.fields) - len(names)
+        return [""] * len(rows)
+    more = len(fields) - len(names)
     end = f", and {more} more" if more else ""
     columns = [rows.column(name).to_pylist() for name in names]
     return [
-        f"{what} with {', '.join(f'{name} = {_shown(value)}' for name, value in zip(names, values, strict=True))}{end}"
+        f" with {', '.join(f'{name} = {_shown(value)}' for name, value in zip(names, values, strict=True))}{end}"
         for values in zip(*columns, strict=True)
     ]
 

@@ -19,7 +19,7 @@ from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
 from pipelines.process.exchange import BUCKET_THREADS, process_exchanged, run_step
-from pipelines.process.isolation import INTERNAL_ERROR, Decided
+from pipelines.process.isolation import INTERNAL_ERROR, UNDECIDED, Decided, expanded
 from pipelines.process.items import ProcessItem, ProcessReport
 from pipelines.process.program import Made, Program, add_counts, new_counts
 from pipelines.process.watermarks import FrameTimes
@@ -122,11 +122,11 @@ def _admitted(
 
 
 def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
-    """Return the dead letters of internal errors that are not decided yet, in the form of `UndecidedError`."""
-    internal = rejected.filter(pc.equal(rejected.column("code"), INTERNAL_ERROR))
-    if internal.num_rows == 0:
+    """Return the dead letters whose code says that they must be decided and are not yet, in the form of `UndecidedError`."""
+    found = rejected.filter(pc.is_in(rejected.column("code"), value_set=pa.array(sorted(UNDECIDED))))
+    if found.num_rows == 0:
         return []
-    known = {(place[0], place[1]) for place in decided}
-    columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message")
-    found = zip(*(internal.column(name).to_pylist() for name in columns), strict=True)
-    return [list(place) for place in found if (place[0], place[1]) not in known]
+    known = {(place[0], place[1]) for place in expanded(decided)}
+    columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message", "code")
+    places = (list(place) for place in zip(*(found.column(name).to_pylist() for name in columns), strict=True))
+    return [place[:5] if place[5] == INTERNAL_ERROR else place for place in places if (place[0], place[1]) not in known]

@@ -13,6 +13,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from pipelines.functions.spec import HOST_CODES
 from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected, joined
@@ -20,8 +21,14 @@ from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
 ATTEMPTS = 3
+_COUNTED = 6
+"""The parts of a decision about several records."""
+UNDECIDED = frozenset({INTERNAL_ERROR, *HOST_CODES})
+"""Codes with which a record may be rejected in one attempt and pass in the next: a plan decides about each such record."""
 Decided = Sequence[Sequence[int | str]]
-"""Records that are rejected without being tried: (sequence, ordinal, stage, message) each."""
+"""Records that are rejected without being tried: (sequence, ordinal, stage, message) each, and the code unless it is INTERNAL_ERROR.
+
+A number behind the code counts the records of the frame from this one on for which it holds."""
 Stage = Callable[[Engine, pa.Table], StageOutput]
 _ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
 
@@ -36,16 +43,27 @@ def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Ca
         return _Search(name, stage, renew).through(table, error)
 
 
+def expanded(decided: Decided) -> list[Sequence[int | str]]:
+    """Return a decision for each record, the first one if there are several."""
+    found: dict[tuple[int, int], Sequence[int | str]] = {}
+    for place in decided:
+        sequence, first, *reason, count = place if len(place) == _COUNTED else (*place, 1)
+        for ordinal in range(int(first), int(first) + int(count)):
+            found.setdefault((int(sequence), ordinal), (sequence, ordinal, *reason))
+    return list(found.values())
+
+
 def take_out(table: pa.Table, decided: Decided) -> StageOutput:
     """Return `table` without the decided records, and its decided records as rejected."""
     if not decided:
         return StageOutput(table, empty_rejected())
-    columns = [list(column) for column in zip(*decided, strict=True)]
+    decided = expanded(decided)
+    columns = [list(column) for column in zip(*(place[:2] for place in decided), strict=True)]
     wanted = pa.table({"_tf_sequence": pa.array(columns[0], pa.uint64()), "_tf_ordinal": pa.array(columns[1], pa.uint32())})
     present = position_keys(table)
     is_decided = np.isin(present, position_keys(wanted))
     rows = [row for row, is_here in zip(decided, np.isin(position_keys(wanted), present), strict=True) if is_here]
-    return StageOutput(table.filter(pa.array(~is_decided)), _rejected([(*row[:2], str(row[2]), str(row[3])) for row in rows]))
+    return StageOutput(table.filter(pa.array(~is_decided)), _rejected(rows))
 
 
 class _Search:
@@ -102,9 +120,9 @@ class _Search:
         return StageOutput(nothing, _rejected([(row["_tf_sequence"], row["_tf_ordinal"], self._name, message)]))
 
 
-def _rejected(rows: Sequence[tuple[int | str, ...]]) -> pa.Table:
+def _rejected(rows: Decided) -> pa.Table:
     named = [
-        dict(zip(REJECTED_SCHEMA.names, (sequence, ordinal, stage, INTERNAL_ERROR, None, message), strict=True))
-        for sequence, ordinal, stage, message in rows
+        dict(zip(REJECTED_SCHEMA.names, (sequence, ordinal, stage, *(code or [INTERNAL_ERROR]), None, message), strict=True))
+        for sequence, ordinal, stage, message, *code in rows
     ]
     return pa.Table.from_pylist(named, schema=REJECTED_SCHEMA)

@@ -14,10 +14,11 @@ from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamInput
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, input_mark
-from pipelines.errors import HaltError, UndecidedError
+from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.key_store.store import made_for
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, microseconds
 from pipelines.process.frames import process_frames
+from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
@@ -201,6 +202,11 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 return self._execute(body)
             except UndecidedError as error:
                 self._undecided = error.records
+            except FunctionHaltError as error:
+                if body.config != self.connections.run.accepted_config:
+                    raise
+                frames, config = self._fetch(body.start, body.to), config_of(self.connections, body.config)
+                self._undecided = given_up(self.connections, config, frames, error)
 
     def _decide(self, plan: ProcessPlan) -> ProcessPlan:
         """Return the plan with the records on which a stage ends: from now on every attempt makes them dead letters.
@@ -208,7 +214,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         If an earlier attempt passed one of these records, it wrote a row of it, or a dead letter for another reason; then nothing can be
         decided.
         """
-        found: Iterator[Poison] = ((sequence, ordinal, stage, message) for sequence, ordinal, _, stage, message in self._undecided)
+        found: Iterator[Poison] = ((sequence, ordinal, *reason) for sequence, ordinal, _, *reason in self._undecided)
         decided = (*plan.poison, *found)
         if len(decided) > MAX_POISON:
             raise HaltError(

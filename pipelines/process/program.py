@@ -118,6 +118,11 @@ class Program:
         return next((step for step in self.steps if isinstance(step, Dedup)), NO_DEDUP)
 
     @property
+    def archives(self) -> frozenset[str]:
+        """The digests of the code that the steps run, besides ours."""
+        return frozenset[str]().union(*(step.archives for step in self.steps))
+
+    @property
     def database(self) -> str:
         return self.mapping.database
 
@@ -278,8 +283,10 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
 
 
 def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:
-    made = {asked.name: asked.unit for asked in transform.config.expressions()} if transform.computes else {}
-    kept = {name: unit for name, unit in units.items() if transform.config.keeps_fields and name not in made}
+    config = transform.config
+    made = {asked.name: asked.unit for asked in config.expressions()} if transform.computes else {}
+    made |= {one.name: one.unit for one in config.made()}
+    kept = {name: unit for name, unit in units.items() if config.keeps_fields and name not in made}
     return kept | {name: unit for name, unit in made.items() if unit}
 
 

@@ -1,6 +1,6 @@
 """Collects the reasons for rejecting rows of one batch, and splits the batch. A row keeps the first reason that is noted for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,14 @@ class Rejections:
         fresh = self._reason_of[rows] < 0
         self._reason_of[rows[fresh]] = reasons[fresh]
         self._reasons.extend((code, field, message) for message in reason_of)
+
+    def note_all(self, failures: Iterable[tuple[int, str, str]]) -> None:
+        """Reject the row of each (row, code, message)."""
+        by_code: dict[str, list[tuple[int, str]]] = {}
+        for row, code, message in failures:
+            by_code.setdefault(code, []).append((row, message))
+        for code, rows in by_code.items():
+            self.note_each(np.array([row for row, _ in rows], dtype=np.int64), code, None, [message for _, message in rows])
 
     def adopt(self, part: "Rejections", rows: npt.NDArray[np.int64]) -> None:
         """Adopt the reasons that were noted in `part`, whose row i is our `rows[i]`."""

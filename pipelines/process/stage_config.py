@@ -1,7 +1,7 @@
 """The program with which a plan must be finished, stored on the ledger.
 
-It is published once per version under `ledger.config.<version>`; plans name the version, so a range that one program began is never
-finished by another. Connections and secrets are not part of it.
+It is published once per version under `ledger.config.<version>`, and the code of its functions under `ledger.code.<sha256>`; plans name the
+version, so a range that one program began is never finished by another. Connections and secrets are not part of it.
 """
 
 import hashlib
@@ -10,19 +10,25 @@ from contextlib import suppress
 
 from pipelines.engine.connections import Connections
 from pipelines.errors import ConflictError, HaltError
+from pipelines.functions.code import archive_of, is_kept, keep
 from pipelines.process.program import RELEASE, Program
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names
 
 
 def store(log: Log, names: Names, config: Program) -> str:
-    """Publish the configuration under its version, once; return the version."""
-    subject = names.config(config.version)
+    """Publish the configuration under its version, once, and before it the code that its steps run; return the version."""
+    for digest in sorted(config.archives):
+        _publish_once(log, names, names.code(digest), archive_of(digest))
+    _publish_once(log, names, names.config(config.version), config.encode())
+    return config.version
+
+
+def _publish_once(log: Log, names: Names, subject: str, content: bytes) -> None:
     if log.last(names.stream("ledger"), subject) is None:
         # Another start may store the same bytes between our lookup and our write.
         with suppress(ConflictError):
-            log.publish(subject, config.encode(), {}, 0)
-    return config.version
+            log.publish(subject, content, {}, 0)
 
 
 def load(log: Log, names: Names, version: str) -> Program:
@@ -45,9 +51,23 @@ def load(log: Log, names: Names, version: str) -> Program:
                 f"configuration {version} was written by release {record['release']} of the stages, this is {RELEASE}: "
                 "start the older version once with --until-caught-up, then this one"
             )
-        return Program.decode(record)
+        config = Program.decode(record)
     except (KeyError, TypeError, ValueError) as error:
         raise HaltError(f"reading configuration {version}: {error}; only Tallyflow may write to its streams") from error
+    for digest in sorted(config.archives):
+        _load_code(log, names, digest)
+    return config
+
+
+def _load_code(log: Log, names: Names, digest: str) -> None:
+    """Keep the code that a configuration names. Raise HaltError if it is missing, or is other code than the digest says."""
+    if is_kept(digest):
+        return
+    message = log.last(names.stream("ledger"), names.code(digest))
+    if message is None or hashlib.sha256(message.payload).hexdigest() != digest:
+        found = "it is not there" if message is None else "other code is there; only Tallyflow may write to its streams"
+        raise HaltError(f"reading the code {digest[:16]} from {names.stream('ledger')}: {found}; restore the ledger stream from a backup")
+    keep(message.payload)
 
 
 def config_of(connections: Connections, version: str) -> Program:

@@ -19,8 +19,10 @@ NEVER = int(np.iinfo(np.int64).min)
 """An instant before every other, in microseconds."""
 Offsets = dict[PartitionKey, Count]
 """Next offsets by partition."""
-Poison = tuple[Count, Count, Text, Text]
-"""A record on which a stage ends: raw sequence, ordinal, stage, message."""
+Poison = tuple[Count, Count, Text, Text] | tuple[Count, Count, Text, Text, Text] | tuple[Count, Count, Text, Text, Text, Count]
+"""A record on which a stage ends: raw sequence, ordinal, stage, message, and its code unless it is `internal_error`.
+
+With a count: as many records of its frame from this one on."""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,10 @@ class Names:
         """Return the subject of the stage configuration of one version, for the plans that name it."""
         return f"tf.{self.pipeline}.ledger.config.{version}"
 
+    def code(self, digest: str) -> str:
+        """Return the subject of the code of functions that configurations name by its digest."""
+        return f"tf.{self.pipeline}.ledger.code.{digest}"
+
     def directory(self, home: Path) -> Path:
         """Return the pipeline's directory on this host.
 

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
-from pipelines.config.fields import at_sink
+from pipelines.config.fields import all_passed, at_sink
 from pipelines.config.text import path_text
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
@@ -25,6 +25,7 @@ from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError
 from pipelines.key_store.storage import Storage
 from pipelines.process.mapping.step import TargetColumn, check_mapping
 from pipelines.process.parse.step import ParsedField, check_fields
+from pipelines.process.steps import kinds
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names, all_roles
@@ -60,6 +61,19 @@ def check_types(config: PipelineConfig) -> None:
     for seen in config.by_sink:
         targets = [TargetColumn(m.name, m.column_name, value_type(m.column_type), False) for m in seen.sink.mapping]
         faults += [Fault(path_text((*seen.sink_at, "mapping")), fault) for fault in check_mapping(reached, targets)]
+    if faults:
+        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
+
+
+def check_functions(config: PipelineConfig) -> None:
+    """Raise ConfigurationError if the code of a function is missing, cannot be imported, or returns other fields than declared."""
+    faults = []
+    for passed in all_passed(config):
+        if passed.transform.type == "python":
+            try:
+                kinds()["python"].of_file(passed.transform.config, passed.before, {})
+            except ValueError as error:
+                faults.append(Fault(f"transforms[{passed.index}].config.function", str(error)))
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
 

@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
-from pipelines.config import parse
+from pipelines.config import load, parse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners
 from pipelines.dead_letters.reprocess import expire_dead_letters
@@ -407,7 +407,7 @@ class PipelineCase:
     def warm_runner(self, until_caught_up: bool = True, **options: Any) -> Runner:
         os.environ.update(self.addresses.environment())
         text = self.file.read_text()
-        config = parse(text, name=str(self.file), environment=os.environ)
+        config = load(self.file)
         engine = BriskEngine(self.session) if self.session else PlainEngine(self.leg_classes)
         legs = config.topology.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)

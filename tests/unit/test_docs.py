@@ -18,6 +18,7 @@ from pipelines.dead_letters.triage import REMEDIES
 from pipelines.error_classes import TABLE
 from pipelines.errors import HaltError
 from pipelines.expressions.evaluate import EXPRESSION_ERROR, NOT_FINITE
+from pipelines.functions.spec import CODES
 from pipelines.process.isolation import INTERNAL_ERROR
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +162,7 @@ def rejection_codes() -> set[str]:
 def test_every_rejection_has_its_remedy_in_code_and_documents() -> None:
     table = section(text("docs/dead-letter-reference.md"), "Codes")
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
-    assert rejection_codes() | {INTERNAL_ERROR, EXPRESSION_ERROR, NOT_FINITE} == set(REMEDIES)
+    assert rejection_codes() | {INTERNAL_ERROR, EXPRESSION_ERROR, NOT_FINITE, *CODES} == set(REMEDIES)
     assert dict(rows) == REMEDIES
 
 

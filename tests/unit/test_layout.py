@@ -16,7 +16,7 @@ PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
 OWN = ("pipelines", "resources", "dagster_project", "sql")
 
 ROOMS = (
-    *("types", "error_classes", "expressions", "protocol", "key_store", "config", "connectors", "control", "engine"),
+    *("types", "error_classes", "expressions", "functions", "protocol", "key_store", "config", "connectors", "control", "engine"),
     *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "demo", "cli"),
 )
 """Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""

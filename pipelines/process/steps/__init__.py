@@ -89,6 +89,11 @@ class Step(Protocol):
         """Whether records may end here without being rejected."""
         return any(outcome != REJECTED for outcome in self.outcomes)
 
+    @property
+    def archives(self) -> frozenset[str]:
+        """The digests of the code that the step runs (`functions.code`), besides ours."""
+        return frozenset()
+
     def encode(self) -> dict[str, Any]:
         """Return the configuration as JSON values."""
         return {"step": self.name, **asdict(self)}  # type: ignore[call-overload]

@@ -18,8 +18,9 @@ from pipelines.connectors.sql import filled, statement
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import IDLE_RECORDS
+from pipelines.proof.verification.functions import register
 from pipelines.proof.verification.plain_form import duckdb_type
-from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of
+from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
 from pipelines.proof.verification.values import MACROS, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.types.columns import value_type
@@ -88,6 +89,8 @@ class Reference:
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column], with_bytes: bool = False) -> None:
         self._engine, self._columns, self._with_bytes = engine, columns, with_bytes
+        self._functions: set[str] = set()
+        """The names of the functions that the engine can call."""
         for macro in MACROS:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
@@ -105,6 +108,7 @@ class Reference:
         first = next(batches, None)
         if first is None:
             return
+        register(self._engine, config, self._functions)
         distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
         run_over(self._engine, "frames", reader, statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes)))
@@ -138,7 +142,7 @@ class Reference:
 
         No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
-        self._engine.execute(statement("reference/trust_internal_errors"))
+        self._engine.execute(filled("reference/trust_internal_errors", codes=trusted_codes()))
         for step in config.steps:
             # The statements of a step about records beside others, once all are read.
             if isinstance(step, Dedup):

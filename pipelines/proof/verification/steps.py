@@ -13,9 +13,11 @@ from itertools import count
 from typing import Any
 
 from pipelines.connectors.sql import filled
+from pipelines.functions.spec import HOST_CODES
 from pipelines.process.program import Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification import record_columns
+from pipelines.proof.verification.functions import argument, name_of
 from pipelines.proof.verification.values import (
     Reading,
     field_value,
@@ -102,6 +104,8 @@ def statement_of(program: Program, wanted: Wanted) -> str:
             rows = _routed(step, fields, rows)
         if step.name == "compute":
             made, parameters = _compute(step, fields, indexes)
+        elif step.name == "python":
+            made, parameters = _python(step, fields, indexes)
         else:
             parameters = _PARAMETERS.get(step.name, _literals)(step, fields, replace(wanted, leg=program.leg))
         rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
@@ -191,6 +195,23 @@ def _compute(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> 
         "tried": "".join(f", {one.value.expression.tried} AS tried_{field.index}" for field, one in expressions),
         "inputs": _inputs(step.fields_read(), fields),
     }
+
+
+def _python(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> tuple[dict[str, Field], dict[str, str]]:
+    made = {name: Field(next(indexes), name, record_columns.source_of(kind)) for name, kind in step.outputs}
+    parts = [(field, kind_and_text(field.source, f"made.v{index}")) for index, field in enumerate(made.values())]
+    return made, {
+        "kinds_and_texts": "".join(f", {kind} AS {field.kind}, {text} AS {field.text}" for field, (kind, text) in parts),
+        "function": name_of(step.called),
+        "argument": argument([_quoted(name) for name, _ in step.inputs]),
+        "codes": trusted_codes(),
+        "inputs": _inputs(step.fields_read(), fields),
+    }
+
+
+def trusted_codes() -> str:
+    """Return the codes of dead letters of which no source but the stage itself shows that they are right, as SQL."""
+    return ", ".join(literal(code) for code in ("internal_error", *sorted(HOST_CODES)))
 
 
 def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:

@@ -13,10 +13,11 @@ from tenacity import wait_none
 
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegMeans
-from pipelines.errors import HaltError, UndecidedError
+from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.process import frames
 from pipelines.process import leg as process
 from pipelines.process.arrivals import Arrived
+from pipelines.process.giving_up import given_up
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.program import Program, run
@@ -25,7 +26,7 @@ from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_TOPIC, Message, StageOutput, encode_frame
+from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, StageOutput, encode_frame
 from pipelines.protocol.topology import LegId, Topology
 from pipelines.testing import MemoryLog, records
 from pipelines.types.duckdb import open_engine
@@ -88,10 +89,24 @@ def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:
     ]
 
 
-def test_what_a_task_finds_reaches_the_driver_whole() -> None:
-    revived = from_failure(to_failure(UndecidedError("one record", [POISON])))
+@pytest.mark.parametrize("code", [[], ["python_died"]])
+def test_what_a_task_finds_reaches_the_driver_whole(code: list[str]) -> None:
+    revived = from_failure(to_failure(UndecidedError("one record", [[*POISON, *code]])))
     assert isinstance(revived, UndecidedError)
-    assert (str(revived), revived.records) == ("one record", [POISON])
+    assert (str(revived), revived.records) == ("one record", [[*POISON, *code]])
+
+
+@pytest.mark.parametrize(("key", "given"), [((), [(5, 2, 1), (6, 0, 2)]), (("id",), [(4, 0, 3), (5, 0, 3), (6, 0, 2)])])
+def test_a_plan_gives_up_what_is_not_written_yet(key: tuple[str, ...], given: list[tuple[int, int, int]]) -> None:
+    """Of frames of one partition, the rows of one bucket; with dedup nothing is written before all records have passed."""
+    log = MemoryLog()
+    log.publish(NAMES.out(0), b"", {HEADER_LAST: "5.1.0"}, 0)
+    connections: Any = SimpleNamespace(names=NAMES, log=log, config=SimpleNamespace(topology=Topology.of(["orders"], [""])))
+    messages = [frame(4, 1, 2, 3).message, frame(5, 1, 2, 3).message, frame(6, 1, 2).message]
+    counted = [replace(one, headers={**one.headers, HEADER_ROWS: str(rows)}) for one, rows in zip(messages, (3, 3, 2), strict=True)]
+    found = given_up(connections, configuration(key), counted, FunctionHaltError("calling function own:f: it hangs. Start again"))
+    assert [(place[0], place[1], place[6]) for place in found] == given
+    assert found[0][2:6] == [0, "python", "given up with --accept, without a call: calling function own:f: it hangs", "python_timeout"]
 
 
 def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:

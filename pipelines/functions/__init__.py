@@ -1,0 +1,8 @@
+"""Functions of the user's own in Python, run in a process of their own: the function host.
+
+code.py      the source files of a function as one archive, known by its digest
+spec.py      what a program says about a function, and the codes of its failures
+child.py     the host: a program that imports nothing of ours
+host.py      a host's process: start, call, time limit, memory limit, end
+calls.py     rows through a function: what passes, what is dropped, and the rows at fault
+"""

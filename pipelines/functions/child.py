@@ -1,0 +1,267 @@
+"""The function host: a process that imports one function, and calls it for each request. Imports nothing of ours; run by its path.
+
+In, on the standard input: one line of JSON (`main`), then requests: `<BQ`, 1 if each row is called for alone, and the length of an Arrow
+IPC stream of one batch. Out, on what was the standard output: answers `<BQQ`, a status, the resident bytes of this process, and the length
+of the content. A function's own prints go to the standard error. The process ends with its input.
+"""
+
+import importlib
+import json
+import os
+import re
+import resource
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+REQUEST, ANSWER = struct.Struct("<BQ"), struct.Struct("<BQQ")
+OK, FAILED = 0, 1
+ROW = "_row"
+"""The column that says from which row of the batch each returned row comes."""
+_MAX_TEXT = 300
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_PAGE_BYTES = resource.getpagesize()
+Failure = tuple[int, str, str]
+"""The number of a row, the code, and the message."""
+
+
+class RowsError(Exception):
+    """The function has returned something else than what the pipeline file declares."""
+
+
+class Host:
+    """The function, called as its mode says. `outputs`: the schema of the declared fields."""
+
+    def __init__(self, function: Callable[[Any], Any], mode: str, outputs: pa.Schema) -> None:
+        self._function, self._mode, self._outputs = function, mode, outputs
+        self._answered = outputs.insert(0, pa.field(ROW, pa.uint32()))
+
+    def answer(self, batch: pa.RecordBatch, alone: bool) -> tuple[pa.Table, list[Failure]]:
+        """Return the rows that pass, with ROW, and the failures. A call for the whole batch raises what the function raises."""
+        if self._mode == "row":
+            return self._by_row(batch)
+        if not alone:
+            return self._whole(batch), []
+        tables, failures = [self._answered.empty_table()], []
+        for number in range(batch.num_rows):
+            try:
+                table = self._whole(batch.slice(number, 1))
+            except BaseException as error:
+                failures.append((number, *described(error)))
+            else:
+                tables.append(table.set_column(0, ROW, pa.array([number] * table.num_rows, pa.uint32())))
+        return pa.concat_tables(tables), failures
+
+    def _whole(self, batch: pa.RecordBatch) -> pa.Table:
+        returned = self._function(batch)
+        if not isinstance(returned, pa.RecordBatch | pa.Table):
+            raise RowsError(f"returns {type(returned).__name__}, no pyarrow.RecordBatch")
+        rows = self._row_numbers(returned, batch.num_rows)
+        columns = [_cast(_column(returned, field.name), field) for field in self._outputs]
+        return pa.table([rows, *columns], schema=self._answered)
+
+    def _row_numbers(self, returned: pa.RecordBatch | pa.Table, count: int) -> pa.Array | pa.ChunkedArray:
+        if ROW not in returned.schema.names:
+            if returned.num_rows != count:
+                raise RowsError(f"returns {returned.num_rows} rows for {count}, without the column {ROW}")
+            return pa.array(range(count), pa.uint32())
+        rows = _cast(returned.column(ROW), pa.field(ROW, pa.uint32()))
+        ascends = rows.null_count == 0 and pc.all(pc.less(rows[:-1], rows[1:])).as_py() is not False
+        if not ascends or (len(rows) and rows[-1].as_py() >= count):
+            raise RowsError(f"returns a column {ROW} that does not ascend from row to row below {count}")
+        return rows
+
+    def _by_row(self, batch: pa.RecordBatch) -> tuple[pa.Table, list[Failure]]:
+        names, function = batch.schema.names, self._function
+        rows: list[int] = []
+        returned: list[dict[str, Any]] = []
+        failures: list[Failure] = []
+        values = zip(*(column.to_pylist() for column in batch.columns), strict=True) if names else ((),) * batch.num_rows
+        for number, record in enumerate(values):
+            try:
+                made = function(dict(zip(names, record, strict=True)))
+                if made is None:
+                    continue
+                if not isinstance(made, dict):
+                    raise RowsError(f"returns {type(made).__name__}, no dict and no None: one record cannot become several")
+            except BaseException as error:
+                failures.append((number, *described(error)))
+                continue
+            rows.append(number)
+            returned.append(made)
+        return self._checked(rows, returned, failures)
+
+    def _checked(self, rows: list[int], returned: list[dict[str, Any]], failures: list[Failure]) -> tuple[pa.Table, list[Failure]]:
+        """Return the rows as a table; where a value has not its type, find the rows one by one."""
+        try:
+            columns = [pa.array([made[field.name] for made in returned], field.type) for field in self._outputs]
+            return pa.table([pa.array(rows, pa.uint32()), *columns], schema=self._answered), failures
+        except (KeyError, pa.ArrowException, TypeError, ValueError, OverflowError):
+            sound = []
+            for number, made in zip(rows, returned, strict=True):
+                if fault := self._fault(made):
+                    failures.append((number, "python_rows", fault))
+                else:
+                    sound.append((number, made))
+            if len(sound) == len(rows):
+                raise
+            return self._checked([number for number, _ in sound], [made for _, made in sound], failures)
+
+    def _fault(self, made: dict[str, Any]) -> str:
+        for field in self._outputs:
+            if field.name not in made:
+                return f"returns a dict without {field.name!r}"
+            try:
+                pa.array([made[field.name]], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                return f"returns {field.name!r} as {type(made[field.name]).__name__} {_cut(repr(made[field.name]), 40)}, no {field.type}"
+        return ""
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """Return the code and the message of what a call has raised."""
+    if isinstance(error, RowsError):
+        return "python_rows", _cut(str(error), _MAX_TEXT)
+    text = " ".join(str(error).split())
+    # An address differs from run to run.
+    message = _cut(_ADDRESS.sub("0x...", f"raises {type(error).__name__}{': ' if text else ''}{text}"), _MAX_TEXT)
+    return "python_died" if isinstance(error, MemoryError) else "python_error", message
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _column(returned: pa.RecordBatch | pa.Table, name: str) -> Any:
+    if name not in returned.schema.names:
+        raise RowsError(f"returns no column {name!r}")
+    return returned.column(name)
+
+
+def _cast(column: Any, field: pa.Field) -> Any:
+    """Return the column in its declared type: no number becomes text, no text a number, and nothing is lost."""
+    if column.type == field.type:
+        return column
+    if not (pa.types.is_null(column.type) or _family(column.type) == _family(field.type)):
+        raise RowsError(f"returns {field.name!r} as {column.type}, no {field.type}")
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise RowsError(f"returns {field.name!r} as {column.type}: {error}") from error
+
+
+def _family(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "number"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return "bytes"
+    return "instant" if pa.types.is_timestamp(kind) and kind.tz else str(kind)
+
+
+def main() -> None:
+    """Serve the function that the first line of the input names.
+
+    `root` of its files, `function`, `mode`, the schemas `inputs` and `outputs`, and `address_bytes`, its limit.
+    """
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    start = json.loads(requests.readline())
+    if start["address_bytes"]:
+        resource.setrlimit(resource.RLIMIT_AS, (start["address_bytes"], start["address_bytes"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        host, inputs = _load(start), _schema(start["inputs"])
+    except BaseException as error:
+        _send(answers, FAILED, [json.dumps(described(error)).encode()])
+        return
+    try:
+        # The first call imports what pyarrow and the function import late: no record's time limit may hold for that.
+        host.answer(pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in inputs.types], schema=inputs), alone=False)
+    except BaseException as error:
+        code, message = described(error)
+        _send(answers, FAILED, [json.dumps([code, f"{message}, for a batch of no rows"]).encode()])
+        return
+    _send(answers, OK, [])
+    for alone, payload in _received(requests):
+        try:
+            table, failures = host.answer(_batch(payload), alone)
+        except BaseException as error:
+            _send(answers, FAILED, [json.dumps(described(error)).encode()])
+        else:
+            _send(answers, OK, _packed(table, failures))
+
+
+def _load(start: dict[str, Any]) -> Host:
+    sys.path.insert(0, start["root"])
+    module, _, name = start["function"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{start['function']} is no function")
+    return Host(function, start["mode"], _schema(start["outputs"]))
+
+
+def _schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(bytes.fromhex(text)))
+
+
+def _received(requests: BinaryIO) -> Iterator[tuple[bool, bytes]]:
+    """Yield the requests. A thread reads them, so that the process ends with its input even in an endless call."""
+    queue: SimpleQueue[tuple[bool, bytes]] = SimpleQueue()
+
+    def read() -> None:
+        while len(head := requests.read(REQUEST.size)) == REQUEST.size:
+            alone, length = REQUEST.unpack(head)
+            queue.put((bool(alone), requests.read(length)))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield queue.get()
+
+
+def _batch(payload: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_next_batch()
+
+
+def _packed(table: pa.Table, failures: list[Failure]) -> list[Any]:
+    """Return the parts of an answer: the length of an Arrow IPC stream, the stream, and the failures as JSON."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    rows = memoryview(sink.getvalue())
+    return [struct.pack("<Q", len(rows)), rows, json.dumps(failures).encode()]
+
+
+def _send(answers: BinaryIO, status: int, content: list[Any]) -> None:
+    answers.write(ANSWER.pack(status, _resident_bytes(), sum(map(len, content))))
+    for part in content:
+        answers.write(part)
+    answers.flush()
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        # A system without /proc: the most that was ever resident.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * _PAGE_BYTES
+
+
+if __name__ == "__main__":
+    main()

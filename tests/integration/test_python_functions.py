@@ -1,0 +1,139 @@
+"""Functions in Python from Kafka to ClickHouse: every record is a row, dropped, or a dead letter, and every proof agrees."""
+
+import json
+import shutil
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.computed_case import DEDUP, accounts, event, with_transforms
+from support.pipeline_case import PipelineCase
+
+from pipelines.errors import FunctionHaltError
+
+pytestmark = pytest.mark.integration
+
+SOURCE = """
+import os, pyarrow as pa, pyarrow.compute as pc
+def f(batch):
+    names = batch["name"].to_pylist()
+    if "ends" in names:
+        os._exit(1)
+    if "raises" in names:
+        raise ValueError("a bad name")
+    rows = pc.indices_nonzero(pc.not_equal(batch["name"], "left out"))
+    kept = batch.take(rows)
+    return pa.record_batch({"name": pc.utf8_upper(kept["name"]), "_row": rows})
+"""
+NAMES = ("a", "left out", "raises", "b", "c", "left out", "d", "e", "f", "g")
+
+
+def write(case: PipelineCase, *more: dict[str, Any], source: str = SOURCE, timeout: str = "20s") -> None:
+    case.file.with_name("own.py").write_text(source)
+    config = {"function": "own:f", "input": ["name"], "output": [{"name": "name", "type": "string"}], "timeout": timeout}
+    case.write_file(with_transforms({"type": "python", "config": config}, *more))
+
+
+def events(count: int, first: int = 0) -> list[bytes]:
+    return [event(n, NAMES[n % 10], 1.0) for n in range(first, first + count)]
+
+
+def fate_of(value: bytes | None) -> str:
+    name = json.loads(value or b"")["name"]
+    return {"left out": "dropped", "raises": "python", "ends": "python"}.get(name, "row")
+
+
+def assert_proven(case: PipelineCase, rows: int, dropped: int) -> None:
+    verified = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
+    assert (verified["verdict"], verified["findings"], verified["not_proven"]) == ("clean", [], [])
+    assert (verified["counts"]["rows"], verified["counts"]["dropped by function"]) == (rows, dropped)
+    audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
+    assert (audited["verdict"], audited["findings"], audited["not_proven"]) == ("clean", [], [])
+    assert audited["counts"]["dropped by function"] == dropped
+
+
+def test_functions_make_drop_and_reject_records(case: PipelineCase, way: None) -> None:
+    write(case)
+    case.create_topic()
+    case.send([*events(200), event(200, "ends", 1.0)])
+    case.warm_run()
+    expected = Counter(map(fate_of, case.records().values()))
+    fate, of_process = accounts(case)
+    assert fate == expected == Counter(row=140, dropped=40, python=21)
+    assert of_process["dropped by function"] == 40
+    codes = Counter(letter["code"] for letter in case.dead_letters())
+    assert codes == Counter(python_error=20, python_died=1)
+    assert {name for _, _, name, _ in case.rows()} == {"A", "B", "C", "D", "E", "F", "G"}
+    assert_proven(case, 140, 40)
+
+
+def test_a_planned_range_keeps_the_code_from_before_an_edit(case: PipelineCase) -> None:
+    write(case)
+    case.create_topic(1)
+    case.send([event(n, "a", 1.0) for n in range(20)], partitions=1)
+    killed = case.run_plain(TALLYFLOW_FAILPOINT="process.after-publish:1")
+    assert killed.returncode == -9, killed.stderr
+    write(case, source=SOURCE.replace("utf8_upper", "utf8_capitalize").replace('"left out"', '"b"'))
+    case.send([event(n, name, 1.0) for n, name in ((30, "xy"), (31, "b"))], partitions=1)
+    case.warm_run()
+    assert sorted(name for _, _, name, _ in case.rows()) == [*["A"] * 20, "Xy"]
+    assert_proven(case, 21, 1)
+
+
+def test_a_store_of_keys_from_a_function_is_rebuilt(case: PipelineCase) -> None:
+    write(case, {**DEDUP, "config": {"key": "name", "time_window": "1h"}})
+    case.create_topic(1)
+    case.send([event(n, name, 1.0) for n, name in enumerate(["a", "A", "b", "left out", "raises", "c"])], partitions=1)
+    case.warm_run()
+    (store,) = case.names.directory(case.home).glob("**/dedup")
+    shutil.rmtree(store)
+    rebuilt = case.invoke("rebuild-state", str(case.file))
+    assert rebuilt.exit_code == 0, rebuilt.output
+    case.send([event(n, name, 1.0) for n, name in enumerate(["B", "d"])], partitions=1)
+    case.warm_run()
+    assert sorted(name for _, _, name, _ in case.rows()) == ["A", "B", "C", "D"]
+
+
+def test_dead_letters_of_a_function_pass_the_corrected_one(case: PipelineCase) -> None:
+    write(case)
+    case.create_topic(1)
+    case.send(events(20), partitions=1)
+    case.warm_run()
+    write(case, source=SOURCE.replace('"raises" in names', "False"))
+    rehearsed = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
+    assert rehearsed.exit_code == 0, rehearsed.output
+    assert "2 would pass to the sink" in rehearsed.stdout
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert Counter(name for _, _, name, _ in case.rows())["RAISES"] == 2
+
+
+def test_a_plan_of_a_function_that_hangs_can_be_given_up(case: PipelineCase) -> None:
+    hangs = "def f(batch):\n    while len(batch): pass\n    return pa.record_batch({'name': batch['name']})\n"
+    write(case, source="import pyarrow as pa\n" + hangs, timeout="200ms")
+    case.create_topic(1)
+    case.send(events(20), partitions=1)
+    with pytest.raises(FunctionHaltError, match=r"own:f: it takes longer than 0\.2 s, 8 times in a row"):
+        case.warm_run()
+    write(case, source=SOURCE)
+    case.send(events(20, first=20), partitions=1)
+    case.warm_run(accept=True)
+    codes = Counter(letter["code"] for letter in case.dead_letters())
+    assert codes == Counter(python_timeout=20, python_error=2)
+    assert case.count() == 14
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert case.count() == 28
+
+
+def test_a_value_that_depends_on_its_batch_is_found(case: PipelineCase) -> None:
+    lengths = (
+        "import pyarrow as pa\ndef f(batch):\n    return pa.record_batch({'name': pa.array([str(len(batch))] * len(batch), pa.string())})\n"
+    )
+    write(case, source=lengths)
+    case.create_topic(1)
+    case.send([event(n, "a", 1.0) for n in range(20)], partitions=1)
+    case.run_in_turn()
+    found = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
+    assert found["verdict"] != "clean"
+    assert {finding["kind"] for finding in found["findings"]} == {"different"}
