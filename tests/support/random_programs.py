@@ -118,7 +118,7 @@ class _Draw:
             self._dedup()
             if rng.random() < 0.3:
                 self._compute()
-        mapping, buckets = self._mapping(), rng.choice([1, 2, 8])
+        sinks, buckets = self._sinks(), rng.choice([1, 2, 8])
 
         def change(document: dict[str, Any]) -> None:
             source = document["sources"][0]
@@ -126,7 +126,12 @@ class _Draw:
             source["columns"] = self.columns
             document["transforms"], document["transforms_order"] = self.transforms, "file"
             document["buckets"] = buckets
-            document["sink"]["mapping"] = mapping
+            sink = document["sink"]
+            if len(sinks) == 1:
+                sink["mapping"] = sinks[0]["mapping"]
+            else:
+                del document["sink"]
+                document["sinks"] = [{**sink, **one, "table": f"{sink['table']}_{one['id']}"} for one in sinks]
 
         return change
 
@@ -166,6 +171,15 @@ class _Draw:
         if rng.random() < 0.2:
             config["keep_duplicates"] = True
         self.transforms.append({"type": "dedup", "config": config})
+
+    def _sinks(self) -> list[dict[str, Any]]:
+        """Mostly one; else two or three, most of them with a condition."""
+        sinks: list[dict[str, Any]] = []
+        for number in range(self.rng.choice([1, 1, 1, 2, 3])):
+            found = self._expression(CONDITIONS, CONDITIONS_EXPR) if self.rng.random() < 0.7 else None
+            when = {"language": found[0], "when": found[1]} if found else {}
+            sinks.append({"id": f"s{number}", "mapping": self._mapping(), **when})
+        return sinks
 
     def _mapping(self) -> list[dict[str, str]]:
         names = self.rng.sample(sorted(self.types), self.rng.randint(1, min(6, len(self.types))))

@@ -150,6 +150,11 @@ def test_a_comment_on_the_line_ignores_a_finding(tmp_path: Path) -> None:
     assert found(tmp_path, text.replace("# kept for later; ", "# ")) == []
 
 
+def test_a_comment_ignores_no_other_code(tmp_path: Path) -> None:
+    spare = "{name: price, type: float}\n      - {name: spare, type: int}  # tallyflow: ignore TF004"
+    assert [one["code"] for one in found(tmp_path, changed("{name: price, type: float}", spare))] == ["TF000", "TF002"]
+
+
 def test_a_comment_that_ignores_nothing_is_a_finding(tmp_path: Path) -> None:
     text = FILE.replace("key: id", "key: id  # tallyflow: ignore TF004, TF099").replace(
         "order_by: [id]", "order_by: [id]  # tallyflow: ignore"
