@@ -14,7 +14,8 @@ from pipelines.errors import ConfigurationError
 from pipelines.preview.cases import FIRST_ARRIVAL
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
-from pipelines.preview.run import DROPPED, DUPLICATE, REJECTED, ROW, preview
+from pipelines.preview.run import REJECTED, ROW, preview
+from pipelines.preview.trial import DROPPED, DUPLICATE
 
 NAMES = sorted(path.parent.name for path in DIRECTORY.glob("*/pipeline.yaml"))
 ADDRESSES = {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"}
