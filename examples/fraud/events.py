@@ -89,7 +89,7 @@ def account(events: Iterable[Events]) -> Account:
         elif kind in CODES:
             found.dead_letters[CODES[kind]] += 1
         else:
-            found.rows += 1
+            found.rows[""] += 1
             network = login["ip_address"].rpartition(".")[0] + ".0/24"
             addresses[key.decode(), network][login["ip_address"]] += 1
     attacks = [(user, network, seen.total(), len(seen)) for (user, network), seen in addresses.items() if seen.total() >= 10]

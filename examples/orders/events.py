@@ -29,7 +29,7 @@ def account(events: Iterable[Events]) -> Account:
         elif kind == DUPLICATE:
             found.duplicates += 1
         else:
-            found.rows += 1
+            found.rows[""] += 1
             order = json.loads(value or b"")
             orders[order["customer"]["city"]] += 1
             dishes[order["customer"]["city"]] += order["quantity"]

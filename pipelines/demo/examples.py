@@ -20,10 +20,12 @@ DIRECTORY = Path(__file__).resolve().parents[2] / "examples"
 class Account:
     """What must become of some events, by none of the pipeline's code.
 
-    `dead_letters`: by code. `answer`: the rows of the example's question over the table.
+    `rows`: by the id of the sink, which is empty if it is the only one. `untaken`: records that no sink takes. `dead_letters`: by code.
+    `answer`: the rows of the example's question over the tables.
     """
 
-    rows: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+    untaken: int = 0
     filtered: int = 0
     duplicates: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
@@ -32,7 +34,9 @@ class Account:
 
 def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, object, object]]:
     """Yield the parts of two accounts: the name, what is expected, what was found. A row that only one answer has is None in the other."""
-    yield "rows in ClickHouse", expected.rows, found.rows
+    for sink in sorted({*expected.rows, *found.rows}):
+        yield f"rows in ClickHouse{sink and f', {sink}'}", expected.rows[sink], found.rows[sink]
+    yield "taken by no sink", expected.untaken, found.untaken
     yield "dropped by filter", expected.filtered, found.filtered
     yield "duplicates dropped", expected.duplicates, found.duplicates
     for code in sorted({*expected.dead_letters, *found.dead_letters}):
@@ -45,7 +49,8 @@ def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, objec
 class Example:
     """The records of an example, and what to ask of its table.
 
-    `noun`: a record, for messages. `sample`: columns to show. `question`: a SELECT over `{table}` that `account` answers, too.
+    `noun`: a record, for messages. `sample`: columns of the first table to show. `question`: a SELECT over `{table}`, or over the tables by
+    the ids of their sinks, that `account` answers, too.
     """
 
     noun: str
