@@ -218,7 +218,7 @@ def _show_rehearsal(rehearsal: "Rehearsal") -> None:
             f"    {rehearsal.refused:,} of them were refused by ClickHouse: only an insert can tell whether it accepts them now",
             highlight=False,
         )
-    dropped = [(count, f"would be dropped by {step}") for step, count in rehearsal.dropped.items()]
+    dropped = [(count, f"would be {label}") for label, count in rehearsal.dropped.items()]
     for count, what in (
         *dropped,
         (rehearsal.duplicates, "would be dropped as duplicates"),

@@ -28,7 +28,7 @@ from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
-from pipelines.protocol.outcomes import DROPPED
+from pipelines.protocol.outcomes import DROPPED, label_of
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, encode_frame, joined
 from pipelines.protocol.redrive import records_of_dead_letters
 
@@ -38,7 +38,7 @@ class Rehearsal:
     """The result of a dry run: `letters` were tried, `refused` of them had been refused by ClickHouse.
 
     `passed` would reach the sink; `duplicates` would be dropped by dedup; `late` would be rejected there; `dropped` would be dropped by
-    another step, by its name; `rejected` are the causes of the dead letters that an earlier stage would reject again.
+    other steps, by the label of the outcome; `rejected` are the causes of the dead letters that an earlier stage would reject again.
     """
 
     letters: int
@@ -76,7 +76,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
-    dropped = {name.removeprefix(DROPPED): count for name, count in sorted(counts.items()) if name.startswith(DROPPED) and count}
+    dropped = {label_of(name): count for name, count in sorted(counts.items()) if name.startswith(DROPPED) and count}
     return Rehearsal(sum(table.num_rows for table in tried), refused, accepted, duplicates, late, tuple(causes), dropped)
 
 

@@ -163,9 +163,9 @@ def _piece(content: bytes, ask: Ask) -> bytes:
 class Lanes:
     """The lanes of a run at `subject`, as one of its processes asks them. `divide` is for one thread.
 
-    `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's, which is `leg`. `shelf`: what it holds itself.
-    `helped`: the parts of the leg's plan that lanes have done, `is_large`: whether the plan is large enough to be cut; the leg begins
-    both anew.
+    `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's, which is `leg`. `shelf`: what it
+    holds itself. `helped`: the parts of the leg's plan that lanes have done, `is_large`: whether the plan is large enough to be cut; the
+    leg begins both anew.
     """
 
     def __init__(

@@ -85,8 +85,14 @@ def counted(kind: str, totals: Mapping[str, int]) -> dict[str, int]:
     totals_known = {outcome.total for outcome in of(kind)}
     for name in sorted(totals.keys() - totals_known):
         if name.startswith(DROPPED) and totals[name]:
-            counts[f"dropped by {name.removeprefix(DROPPED)}"] = totals[name]
+            counts[label_of(name)] = totals[name]
     return counts
+
+
+def label_of(total: str) -> str:
+    """Return the label of the outcome that a step has registered under a total, of a step that is unknown here its name."""
+    known = {outcome.total: outcome.label for outcome in BY_KIND["process"]}
+    return known.get(total, f"dropped by {total.removeprefix(DROPPED)}")
 
 
 def residue(kind: str, read: int, totals: Mapping[str, int]) -> int:

@@ -13,7 +13,7 @@ from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.steps import trusted_codes
 from pipelines.proof.verification.table import examples_of
-from pipelines.protocol.outcomes import DROPPED
+from pipelines.protocol.outcomes import DROPPED, label_of
 from pipelines.protocol.positions import ORDINAL_BITS
 
 
@@ -81,7 +81,7 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
     dropped = f"SELECT stage, count(*) FROM parsed WHERE starts_with(stage, '{DROPPED}') AND {inside} GROUP BY stage ORDER BY stage"  # noqa: S608
-    counts |= {f"dropped by {stage.removeprefix(DROPPED)}": count for stage, count in engine.execute(dropped).fetchall()}
+    counts |= {label_of(stage): count for stage, count in engine.execute(dropped).fetchall()}
     if not counts["abandoned"]:
         del counts["abandoned"]
     return counts
