@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
 from pipelines.config.fields import Passed, all_passed, at_sink, checked
+from pipelines.config.transforms.python import PythonConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
 
 def _names_read(passed: Passed) -> set[str]:
     config = passed.transform.config
+    if isinstance(config, PythonConfig) and not config.input:
+        return {*passed.before}
     names = {name for _, named in config.fields_read() for name in named}
     return names.union(*(checked(asked, passed.before, config.language).fields for asked in config.expressions()))
 
@@ -48,4 +51,6 @@ def _computed(passed: Passed) -> list[Field]:
     if not passed.transform.computes:
         return []
     at: Location = ("transforms", passed.index, "config")
-    return [Field(asked.name, (*at, *asked.at[:-1]), True) for asked in passed.transform.config.expressions()]
+    config = passed.transform.config
+    returned = [Field(one.name, (*at, "output", index), True) for index, one in enumerate(config.made())]
+    return [*(Field(asked.name, (*at, *asked.at[:-1]), True) for asked in config.expressions()), *returned]

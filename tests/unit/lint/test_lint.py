@@ -10,7 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
+from pipelines.config import parse
 from pipelines.lint.docs import TARGET, render
+from pipelines.lint.reads import unread
 from pipelines.lint.rules import RULES
 
 ROOT = Path(__file__).parents[3]
@@ -214,3 +216,13 @@ def test_the_file_of_the_readme_has_no_finding(tmp_path: Path) -> None:
 
 def test_the_page_is_made_from_the_rules() -> None:
     assert (ROOT / TARGET).read_text(encoding="utf-8") == render(), "run `python -m pipelines.lint.docs`"
+
+
+@pytest.mark.parametrize(("input_fields", "unread_fields"), [("input: [price], ", ["user", "spare"]), ("", ["spare"])])
+def test_a_function_reads_its_input_and_makes_its_outputs(input_fields: str, unread_fields: list[str]) -> None:
+    function = f"{{function: 'f:g', {input_fields}output: [{{name: shop, type: string}}, {{name: spare, type: int}}]}}"
+    text = FILE.replace("  - type: dedup", f"  - type: python\n    config: {function}\n  - type: dedup").replace(
+        "name: user, col", "name: shop, col"
+    )
+    config = parse(text, name="file", environment={})
+    assert [(field.name, field.is_computed) for field in unread(config)] == [(name, name == "spare") for name in unread_fields]
