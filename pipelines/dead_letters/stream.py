@@ -59,10 +59,10 @@ class DeadLetters:
             return ""
         try:
             program = stage_config.load(self._log.connect(), self._names, dead_letter.column("config_version")[0].as_py())
+            with open_engine() as engine:
+                return reason_of(engine, program, dead_letter.select(DEAD_LETTER_SCHEMA.names))
         except HaltError as error:
             return f"not known: {error}"
-        with open_engine() as engine:
-            return reason_of(engine, program, dead_letter.select(DEAD_LETTER_SCHEMA.names))
 
     def frames(self, selection: Selection) -> Iterator[pa.Table]:
         """Yield the selected dead letters, with `fingerprint` and `state`, one stored frame at a time."""
