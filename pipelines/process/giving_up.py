@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.engine.connections import Connections
 from pipelines.errors import FunctionHaltError
 from pipelines.functions.spec import PYTHON_TIMEOUT
+from pipelines.process.isolation import COUNTED, Decided
 from pipelines.process.program import Program
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN
@@ -17,11 +18,15 @@ from pipelines.protocol.positions import Position
 from pipelines.protocol.records import Message
 
 
-def given_up(connections: Connections, config: Program, frames: Iterable[Message], error: FunctionHaltError) -> list[list[Any]]:
+def given_up(
+    connections: Connections, config: Program, frames: Iterable[Message], decided: Decided, error: FunctionHaltError
+) -> list[list[Any]]:
     """Return decisions, in the form of `UndecidedError` with a count, about all records of `frames` that are not written yet.
 
-    With dedup nothing of a plan is written before all its records have passed the steps.
+    With dedup nothing of a plan is written before all its records have passed the steps. A frame of which `decided` has the same records is
+    left out.
     """
+    known = {(place[0], place[1]) for place in decided if len(place) == COUNTED}
     written: dict[int, Position] = {}
     reason = ["python", f"given up with --accept, without a call: {str(error).partition('. ')[0]}", PYTHON_TIMEOUT]
     found: list[list[Any]] = []
@@ -32,7 +37,7 @@ def given_up(connections: Connections, config: Program, frames: Iterable[Message
             written[bucket] = Position(0, 0) if config.dedup.key else _last_written(connections, bucket)
         last = written[bucket]
         first = last.ordinal + 1 if last.sequence == frame.sequence else 0
-        if frame.sequence >= last.sequence and first < frame.rows:
+        if frame.sequence >= last.sequence and first < frame.rows and (frame.sequence, first) not in known:
             found.append([frame.sequence, first, partition, *reason, frame.rows - first])
     return found
 

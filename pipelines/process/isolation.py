@@ -21,7 +21,7 @@ from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
 ATTEMPTS = 3
-_COUNTED = 6
+COUNTED = 6
 """The parts of a decision about several records."""
 UNDECIDED = frozenset({INTERNAL_ERROR, *HOST_CODES})
 """Codes with which a record may be rejected in one attempt and pass in the next: a plan decides about each such record."""
@@ -47,7 +47,7 @@ def expanded(decided: Decided) -> list[Sequence[int | str]]:
     """Return a decision for each record, the first one if there are several."""
     found: dict[tuple[int, int], Sequence[int | str]] = {}
     for place in decided:
-        sequence, first, *reason, count = place if len(place) == _COUNTED else (*place, 1)
+        sequence, first, *reason, count = place if len(place) == COUNTED else (*place, 1)
         for ordinal in range(int(first), int(first) + int(count)):
             found.setdefault((int(sequence), ordinal), (sequence, ordinal, *reason))
     return list(found.values())

@@ -206,7 +206,10 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 if body.config != self.connections.run.accepted_config:
                     raise
                 frames, config = self._fetch(body.start, body.to), config_of(self.connections, body.config)
-                self._undecided = given_up(self.connections, config, frames, error)
+                self._undecided = given_up(self.connections, config, frames, body.poison, error)
+                if not self._undecided:
+                    # It hangs on records that an earlier attempt has written.
+                    raise
 
     def _decide(self, plan: ProcessPlan) -> ProcessPlan:
         """Return the plan with the records on which a stage ends: from now on every attempt makes them dead letters.

@@ -104,9 +104,12 @@ def test_a_plan_gives_up_what_is_not_written_yet(key: tuple[str, ...], given: li
     connections: Any = SimpleNamespace(names=NAMES, log=log, config=SimpleNamespace(topology=Topology.of(["orders"], [""])))
     messages = [frame(4, 1, 2, 3).message, frame(5, 1, 2, 3).message, frame(6, 1, 2).message]
     counted = [replace(one, headers={**one.headers, HEADER_ROWS: str(rows)}) for one, rows in zip(messages, (3, 3, 2), strict=True)]
-    found = given_up(connections, configuration(key), counted, FunctionHaltError("calling function own:f: it hangs. Start again"))
+    error = FunctionHaltError("calling function own:f: it hangs. Start again")
+    found = given_up(connections, configuration(key), counted, [], error)
     assert [(place[0], place[1], place[6]) for place in found] == given
     assert found[0][2:6] == [0, "python", "given up with --accept, without a call: calling function own:f: it hangs", "python_timeout"]
+    decided = [(sequence, ordinal, *reason) for sequence, ordinal, _, *reason in found]
+    assert given_up(connections, configuration(key), counted, decided, error) == []
 
 
 def leg_with_plan(log: MemoryLog, key: tuple[str, ...] = ()) -> ProcessLeg:
