@@ -1,6 +1,6 @@
 """The report of a verification."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar
@@ -77,7 +77,21 @@ class Verification(Report):
             since, until = (f"{arrival:%Y-%m-%d %H:%M:%S.%f} UTC" for arrival in self.arrivals)
             first, last = self.sequences
             yield f"pipeline {self.pipeline}, table {self.table}: arrivals {since} to {until}, raw sequences {first}..{last}"
-            yield ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+            for sink, names in _by_sink(self.counts).items():
+                yield _of(sink) + ", ".join(f"{name} {self.counts[full]:,}" for name, full in names)
         same = [checksum.column for checksum in self.checksums if checksum.expected == checksum.found]
-        if same:
-            yield f"same checksum on both sides: {', '.join(same)}"
+        for sink, names in _by_sink(same).items():
+            yield f"{_of(sink)}same checksum on both sides: {', '.join(name for name, _ in names)}"
+
+
+def _by_sink(names: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return (name, name with the id of its sink) by that id, as `Verification.together` has joined them; empty for a single sink."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for full in names:
+        name, _, sink = full.removesuffix(")").partition(" (")
+        found.setdefault(sink, []).append((name, full))
+    return found
+
+
+def _of(sink: str) -> str:
+    return f"{sink}: " if sink else ""
