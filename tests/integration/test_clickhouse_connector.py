@@ -143,7 +143,7 @@ def test_an_engine_without_deduplication_has_no_window(clickhouse: ClickHouse, d
 def test_a_created_table_has_what_was_asked_for(clickhouse: ClickHouse, database: str) -> None:
     config = parse(EXAMPLE.replace("table: orders", "table: t"), name="file", environment={})
     connection = config.sink.connection_params.model_copy(update={"database": database})
-    config = config.model_copy(update={"sink": config.sink.model_copy(update={"connection_params": connection})})
+    config = config.model_copy(update={"only_sink": config.sink.model_copy(update={"connection_params": connection})})
     for _ in range(2):
         make(clickhouse, create_statement(config))
     table = clickhouse.inspect(database, "t")
