@@ -37,7 +37,7 @@ class Buckets:
 
     def __init__(self, connections: Connections, config: Program, item: ProcessItem) -> None:
         self._connections, self._config, self._item = connections, config, item
-        self.means = connections.means
+        self.means, self._sinks = connections.means, connections.config.topology.sinks
         self._headers = {HEADER_CONFIG: item.config}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
@@ -72,7 +72,7 @@ class Buckets:
 
     def _append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
         """Append the rows of a bucket, in position order, to the stream of each sink that takes some."""
-        for leg in self._connections.config.topology.sinks:
+        for leg in self._sinks:
             mine = self._config.tables.rows_for(rows, leg)
             if mine.num_rows and leg.reads:
                 append_rows(self._appender(leg.reads, self._connections.names.out(bucket, leg.reads)), mine, self._headers)
