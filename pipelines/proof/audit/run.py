@@ -8,39 +8,36 @@ copies that dedup has dropped, and which rows a table without position columns h
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from pipelines.config import KafkaSource, PipelineConfig
-from pipelines.connectors.kafka.settings import client_settings
+from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process import stage_config
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.audit.account import (
-    KAFKA_TO_RAW,
     OUT_TO_TABLE,
     RAW_TO_OUT,
     Account,
     Limits,
-    Numbers,
     Tallied,
     compare,
     dead_letter_faults,
 )
+from pipelines.proof.audit.kafka import KafkaSide
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
+from pipelines.proof.audit.report import AuditReport
 from pipelines.proof.readers import streams
-from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
 from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
-from pipelines.proof.report import Kind, Report
 from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING
@@ -58,28 +55,6 @@ _COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset")
 _POSITIONS_PER_QUERY = 1000
 
 
-@dataclass
-class AuditReport(Report):
-    """The report of one audit. `counts`: the number of records in each place.
-
-    `ranges`: the compared ranges, first and last, both inclusive; the last is below the first if nothing was compared.
-    """
-
-    clean_means: ClassVar[str] = "every record that was compared is accounted for, once"
-
-    ranges: dict[str, Any] = field(default_factory=dict)
-
-    def heading(self) -> Iterator[str]:
-        yield from super().heading()
-        for name, ends in self.ranges.items():
-            parts = ends if isinstance(ends, dict) else {"": ends}
-            yield f"compared: {name}: " + ", ".join(f"{part} {_range_text(*part_ends)}".strip() for part, part_ends in parts.items())
-
-
-def _range_text(first: int, last: int) -> str:
-    return f"{first}..{last}" if first <= last else "none"
-
-
 class Audit:
     """One audit; use it once. Of each kind of fault, `examples` are named.
 
@@ -89,7 +64,6 @@ class Audit:
     def __init__(self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress) -> None:
         self._config, self._log, self._examples, self._progress = config, log, examples, progress
         self._names = Names(config.pipeline_id)
-        self._sources: dict[str, KafkaSource] = {source.source_id: source for source in config.sources}
         self._topology = config.topology
         self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", *self._topology.outs, "dlq", "duplicates")}
         self._report = AuditReport(config.pipeline_id)
@@ -105,8 +79,8 @@ class Audit:
         }
         self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), {role: self._last(role) for role in topology.outs}
-        self._kafka_ends = self._in_kafka(end_offsets)
-        firsts = self._in_kafka(first_offsets)
+        kafka = KafkaSide({source.source_id: source for source in self._config.sources}, self._examples)
+        firsts = kafka.firsts()
         raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
         accounts = self._read_accounts(raw)
         limits = Limits(self._floor(), self._to(topology.process), read_to, self._last("raw"))
@@ -123,7 +97,7 @@ class Audit:
                     self._verify_rows(seen, Path(directory))
         self._note_ranges(raw, limits)
         self._progress("reading Kafka")
-        self._compare_kafka(raw)
+        kafka.compare(raw, self._report)
         removed = [str(gap) for subjects in self._streams.values() for gap in subjects.removed]
         self._report.find("streams", "missing", len(removed), [{"found": gap} for gap in removed[: self._examples]])
         return self._report
@@ -289,57 +263,6 @@ class Audit:
                 rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
                 by_position |= {(sequence, ordinal): (topic, partition, offset) for sequence, ordinal, topic, partition, offset in rows}
         return by_position
-
-    # Kafka.
-
-    def _compare_kafka(self, raw: RawRead) -> None:
-        self._report.cannot_prove("records in Kafka that ingest has not read", self._read_kafka(raw))
-        firsts = self._in_kafka(first_offsets)
-        counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
-        examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
-        compacted = 0
-        for source_id, source in self._sources.items():
-            mine = {key: offsets for key, offsets in sorted(raw.offsets.items()) if key.source == source_id}
-            faults_by_partition = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
-            if sum(len(faults["extra"]) for _, faults in faults_by_partition) and is_compacted(client_settings(source), source.topic):
-                compacted += sum(len(faults.pop("extra")) for _, faults in faults_by_partition)
-            for key, faults in faults_by_partition:
-                for kind, faulty in faults.items():
-                    counts[kind] += len(faulty)
-                    shown = faulty[: self._examples - len(examples[kind])].tolist()
-                    examples[kind] += [{"topic": source.topic, "partition": key.partition, "offset": offset} for offset in shown]
-        if compacted:
-            self._report.leave_out("records in raw that Kafka has compacted away since", compacted)
-        for kind, count in counts.items():
-            self._report.find(KAFKA_TO_RAW, kind, count, examples[kind])
-        self._report.ranges["Kafka offsets in raw"] = {
-            f"{self._sources[key.source].topic}/{key.partition}": [max(offsets.start, firsts.get(key, offsets.end)), offsets.end - 1]
-            for key, offsets in sorted(raw.offsets.items())
-        }
-
-    def _in_kafka(self, look: Callable[[Settings, str], dict[int, int]]) -> dict[SourcePartition, int]:
-        return {
-            SourcePartition(source_id, partition): offset
-            for source_id, source in self._sources.items()
-            for partition, offset in look(client_settings(source), source.topic).items()
-        }
-
-    def _read_kafka(self, raw: RawRead) -> int:
-        """Note Kafka's offsets; return how many records ingest had not read when the audit began."""
-        waiting = 0
-        for source_id, source in self._sources.items():
-            for batch in topic_batches(client_settings(source), source.topic):
-                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
-                for partition in np.unique(partitions).tolist():
-                    waiting += self._note_kafka(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
-        return waiting
-
-    def _note_kafka(self, raw: RawRead, key: SourcePartition, offsets: Numbers) -> int:
-        in_raw = raw.offsets.get(key)
-        if in_raw is not None:
-            in_raw.add_kafka(offsets)
-        is_unread = (offsets >= (in_raw.end if in_raw else 0)) & (offsets < self._kafka_ends.get(key, 0))
-        return int(np.count_nonzero(is_unread))
 
     def _note_ranges(self, raw: RawRead, limits: Limits) -> None:
         first = max(limits.floor + 1, raw.frames.first_sequence)

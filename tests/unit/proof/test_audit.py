@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, RawFrames, Tallied, compare, dead_letter_faults
-from pipelines.proof.audit.run import AuditReport
+from pipelines.proof.audit.report import AuditReport
 from pipelines.protocol.positions import packed, position_keys, unpacked
 
 Spot = tuple[int, int]

@@ -1,0 +1,80 @@
+"""Kafka's side of an audit: the offsets of the sources' topics, compared with those on raw."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.config import KafkaSource
+from pipelines.connectors.kafka.settings import client_settings
+from pipelines.proof.audit.account import KAFKA_TO_RAW, Numbers
+from pipelines.proof.audit.raw import RawRead
+from pipelines.proof.audit.report import AuditReport
+from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
+from pipelines.proof.report import Kind
+from pipelines.protocol.positions import SourcePartition
+
+
+class KafkaSide:
+    """The topics of `sources`, by their ids; their ends are noted when it is made. Of each kind of fault, `examples` are named.
+
+    Methods raise RetryableError while Kafka is away.
+    """
+
+    def __init__(self, sources: Mapping[str, KafkaSource], examples: int) -> None:
+        self._sources, self._examples = sources, examples
+        self._ends = self._of_each(end_offsets)
+
+    def firsts(self) -> dict[SourcePartition, int]:
+        """Return the first offset that each partition holds now."""
+        return self._of_each(first_offsets)
+
+    def _of_each(self, look: Callable[[Settings, str], dict[int, int]]) -> dict[SourcePartition, int]:
+        return {
+            SourcePartition(source_id, partition): offset
+            for source_id, source in self._sources.items()
+            for partition, offset in look(client_settings(source), source.topic).items()
+        }
+
+    def compare(self, raw: RawRead, report: AuditReport) -> None:
+        """Read the topics, and note in the report where their offsets differ from those on raw."""
+        report.cannot_prove("records in Kafka that ingest has not read", self._read(raw))
+        firsts = self.firsts()
+        counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
+        examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
+        compacted = 0
+        for source_id, source in self._sources.items():
+            mine = {key: offsets for key, offsets in sorted(raw.offsets.items()) if key.source == source_id}
+            faults_by_partition = [(key, offsets.faults(firsts.get(key, offsets.end))) for key, offsets in mine.items()]
+            if sum(len(faults["extra"]) for _, faults in faults_by_partition) and is_compacted(client_settings(source), source.topic):
+                compacted += sum(len(faults.pop("extra")) for _, faults in faults_by_partition)
+            for key, faults in faults_by_partition:
+                for kind, faulty in faults.items():
+                    counts[kind] += len(faulty)
+                    shown = faulty[: self._examples - len(examples[kind])].tolist()
+                    examples[kind] += [{"topic": source.topic, "partition": key.partition, "offset": offset} for offset in shown]
+        if compacted:
+            report.leave_out("records in raw that Kafka has compacted away since", compacted)
+        for kind, count in counts.items():
+            report.find(KAFKA_TO_RAW, kind, count, examples[kind])
+        report.ranges["Kafka offsets in raw"] = {
+            f"{self._sources[key.source].topic}/{key.partition}": [max(offsets.start, firsts.get(key, offsets.end)), offsets.end - 1]
+            for key, offsets in sorted(raw.offsets.items())
+        }
+
+    def _read(self, raw: RawRead) -> int:
+        """Note Kafka's offsets; return how many records ingest had not read when the audit began."""
+        waiting = 0
+        for source_id, source in self._sources.items():
+            for batch in topic_batches(client_settings(source), source.topic):
+                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+                for partition in np.unique(partitions).tolist():
+                    waiting += self._note(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
+        return waiting
+
+    def _note(self, raw: RawRead, key: SourcePartition, offsets: Numbers) -> int:
+        in_raw = raw.offsets.get(key)
+        if in_raw is not None:
+            in_raw.add_kafka(offsets)
+        is_unread = (offsets >= (in_raw.end if in_raw else 0)) & (offsets < self._ends.get(key, 0))
+        return int(np.count_nonzero(is_unread))
