@@ -1,6 +1,7 @@
 """Lint: each rule finds its mistake at its line, comments ignore it, and our own files have none."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("table: clicks\n", "table: clicks\n  delivery: at_least_once\n", "TF016", "sink.delivery"),
 ]
 """A change of the file, the code that it must give, and where."""
+
+
+@pytest.fixture(autouse=True)
+def without_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address of a server is set, as earlier tests of this process may have set them."""
+    for name in [name for name in os.environ if name.startswith(("KAFKA_", "CLICKHOUSE_", "NATS_"))]:
+        monkeypatch.delenv(name)
 
 
 def changed(old: str, new: str) -> str:
