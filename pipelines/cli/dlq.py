@@ -179,6 +179,10 @@ def show(
         out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
 
 
+_SHOWN = ("source", "fingerprint", "state", "stage", "sink", "code", "field", "message", "config_version", "attempts", "origin")
+"""Fields of a dead letter that `list` and `show` have as they are."""
+
+
 def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
     """Return a dead letter as JSON values; the record's own bytes only on demand."""
     own = {
@@ -187,10 +191,7 @@ def _plain(row: dict[str, Any], with_record: bool = False) -> dict[str, Any]:
         "partition": row["_tf_partition"],
         "offset": row["_tf_offset"],
         "arrival": utc(row["_tf_arrival"]),
-        **{
-            name: row[name]
-            for name in ("source", "fingerprint", "state", "stage", "code", "field", "message", "config_version", "attempts", "origin")
-        },
+        **{name: row[name] for name in _SHOWN},
     }
     if not with_record:
         return own
