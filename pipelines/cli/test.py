@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 import typer
 
 from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out
-from pipelines.config import KafkaSource, load
+from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
-from pipelines.config.source_ids import only_source
 from pipelines.counts import count_of
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ def test(
 
     with errors_as_exit():
         config = load(file, offline=True)
-        program, source = declared_program(config), only_source(config)
+        program = declared_program(config)
         path = cases or cases_path(file)
         if record:
-            _record(path, program, source, overwrite)
+            _record(path, program, config, overwrite)
         found = load_cases(path)
-        results = [run_case(case, program, source) for case in found.tests]
+        results = [run_case(case, program, config) for case in found.tests]
     for result in results:
         out.print(f"{'failed' if result.differences else 'passed'}  {result.case.name}", markup=False, highlight=False)
         for difference in result.differences:
@@ -59,13 +58,13 @@ def test(
         raise typer.Exit(1)
 
 
-def _record(path: Path, program: "Program", source: KafkaSource, overwrite: bool) -> None:
+def _record(path: Path, program: "Program", config: PipelineConfig, overwrite: bool) -> None:
     """Write expectations into the file of cases, as a whole."""
     from pipelines.preview.cases import load_cases, preview_of
     from pipelines.preview.recording import expectation_of, with_expectations
 
     found = {
-        index: expectation_of(preview_of(case, program, source), program)
+        index: expectation_of(preview_of(case, program, config), program, config)
         for index, case in enumerate(load_cases(path).tests)
         if overwrite or case.expect is None
     }

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from pipelines.config import KafkaSource
+from pipelines.config import PipelineConfig
 from pipelines.config.base import Duration, Faults, Model, Text, Whole, repeated
 from pipelines.config.faults import faults_of
 from pipelines.config.load import read_text
+from pipelines.config.source_ids import only_source
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
@@ -24,6 +25,7 @@ from pipelines.preview.readable import readable_rows
 from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
 from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
+from pipelines.protocol.topology import LegId
 
 FIRST_ARRIVAL = datetime(2026, 1, 1, tzinfo=UTC)
 """Arrival of the records before any that has its own."""
@@ -72,10 +74,15 @@ class Rejected(Model):
         return all(wanted in (None, found) for wanted, found in given)
 
 
+ExpectedRows = tuple[dict[str, Any], ...]
+
+
 class Expected(Model):
     """What becomes of the records of a case."""
 
-    rows: tuple[dict[str, Any], ...] | None = Field(default=None, description="The rows, by the columns that are to be compared.")
+    rows: ExpectedRows | dict[str, ExpectedRows] | None = Field(
+        default=None, description="The rows, by the columns that are to be compared: of all tables, or by the id of their sink."
+    )
     ordered: bool = Field(default=False, description="True if the rows must have this order.")
     rejected: tuple[Rejected, ...] | None = Field(default=None, description="The dead letters, in any order.")
     dropped: Whole | None = Field(default=None, description="The number of records that a filter drops.")
@@ -125,17 +132,18 @@ def load_cases(path: Path) -> CasesFile:
     return cases
 
 
-def run_case(case: Case, program: Program, source: KafkaSource) -> Result:
-    """Run one case through the program. A case without an expectation fails."""
+def run_case(case: Case, program: Program, config: PipelineConfig) -> Result:
+    """Run one case through the program of a pipeline file. A case without an expectation fails."""
     if case.expect is None:
         return Result(case, ["nothing is expected: write `expect`, or let --record write it"])
-    found = preview_of(case, program, source)
-    return Result(case, [*_row_differences(case.expect, _rows(found, program)), *_other_differences(case.expect, found)])
+    found = preview_of(case, program, config)
+    rows = rows_by_sink(found, program, config)
+    return Result(case, [*_row_differences(case.expect, rows), *_other_differences(case.expect, found)])
 
 
-def preview_of(case: Case, program: Program, source: KafkaSource) -> Preview:
+def preview_of(case: Case, program: Program, config: PipelineConfig) -> Preview:
     """Return what becomes of the records of a case."""
-    return preview(program, frames_of(_given(case), source))
+    return preview(program, frames_of(_given(case), only_source(config)))
 
 
 def _given(case: Case) -> Iterator[Given]:
@@ -153,27 +161,38 @@ def _value(value: Any) -> bytes | None:
     return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
 
 
-def _rows(found: Preview, program: Program) -> list[dict[str, Any]]:
-    """Return the rows of all tables."""
-    made = [record.last.fields or {} for record in found.records if record.last.outcome == ROW]
-    return [row for fields in made for _, row in readable_rows(fields, program)]
+def rows_by_sink(found: Preview, program: Program, config: PipelineConfig) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each table by the id of its sink, which is empty for the only one."""
+    rows: dict[str, list[dict[str, Any]]] = {config.topology.file_id(leg): [] for leg in config.topology.sinks}
+    for fields in [record.last.fields or {} for record in found.records if record.last.outcome == ROW]:
+        for table, row in readable_rows(fields, program):
+            rows[config.topology.file_id(LegId.parse(table.leg))].append(row)
+    return rows
 
 
-def _row_differences(expected: Expected, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if expected.rows is None:
-        return
+def _row_differences(expected: Expected, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    if isinstance(expected.rows, tuple):
+        yield from _differences(expected.rows, [row for of_sink in rows.values() for row in of_sink], expected.ordered)
+    for sink, wanted in expected.rows.items() if isinstance(expected.rows, dict) else ():
+        if sink not in rows:
+            yield f"rows: there is no sink {sink!r}; the sinks are {', '.join(rows)}"
+        else:
+            yield from (f"{sink}: {difference}" for difference in _differences(wanted, rows[sink], expected.ordered))
+
+
+def _differences(expected: ExpectedRows, rows: Sequence[Mapping[str, Any]], ordered: bool) -> Iterator[str]:
     unmatched = list(rows)
     # The most columns first, so that a row with few does not take the place of one with more.
-    for wanted in expected.rows if expected.ordered else sorted(expected.rows, key=len, reverse=True):
-        among = unmatched[:1] if expected.ordered else unmatched
+    for wanted in expected if ordered else sorted(expected, key=len, reverse=True):
+        among = unmatched[:1] if ordered else unmatched
         match = next((row for row in among if all(name in row and is_equal(row[name], value) for name, value in wanted.items())), None)
         if match is None:
             yield f"missing row: {_shown(wanted)}"
-            if expected.ordered:
+            if ordered:
                 break
         else:
             unmatched.remove(match)
-    named = {name for wanted in expected.rows for name in wanted}
+    named = {name for wanted in expected for name in wanted}
     for row in unmatched:
         yield f"unexpected row: {_shown({name: value for name, value in row.items() if name in named or not named})}"
 

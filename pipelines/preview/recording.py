@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from pipelines.config import PipelineConfig
 from pipelines.config.text import read_tree
 from pipelines.errors import HaltError
-from pipelines.preview.cases import is_equal
-from pipelines.preview.readable import readable_rows
-from pipelines.preview.run import REJECTED, ROW, Preview
+from pipelines.preview.cases import is_equal, rows_by_sink
+from pipelines.preview.run import REJECTED, Preview
 from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
 from pipelines.protocol.records import POSITION_COLUMNS
@@ -27,10 +27,10 @@ _LONG = 10**9
 Expectation = dict[str, Any]
 
 
-def expectation_of(found: Preview, program: Program) -> Expectation:
+def expectation_of(found: Preview, program: Program, config: PipelineConfig) -> Expectation:
     """Return what must become of the records, as `cases.Expected` reads it; a value that no file can hold is left out of its row."""
-    made = [record.last.fields or {} for record in found.records if record.last.outcome == ROW]
-    rows = [_recorded(row) for fields in made for _, row in readable_rows(fields, program)]
+    by_sink = {sink: [_recorded(row) for row in rows] for sink, rows in rows_by_sink(found, program, config).items()}
+    rows = by_sink if len(by_sink) > 1 else next(iter(by_sink.values()))
     rejected = [record.last for record in found.records if record.last.outcome == REJECTED]
     causes = [{"stage": seen.stage, "code": seen.code, **({"field": seen.column} if seen.column else {})} for seen in rejected]
     counts: Counter[str] = found.outcomes()

@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
@@ -143,3 +144,48 @@ def test_the_cases_of_the_examples_pass(file: Path) -> None:
 )
 def test_values_are_equal_by_their_meaning(found: Any, wanted: Any, same: bool) -> None:
     assert is_equal(found, wanted) is same
+
+
+SINKS = """
+sinks:
+  - &clicks
+    id: every
+    type: clickhouse
+    connection_params: {host: localhost, port: 8123}
+    table: clicks
+    mapping: [{name: id, column_name: id, column_type: Int64}]
+  - {<<: *clicks, id: odd, table: odd_clicks, when: id % 2 = 1}
+"""
+OF_TABLES = """
+tests:
+  - name: each table has its rows
+    given: [{value: {id: 1}}, {value: {id: 2}}]
+    expect: {rows: {every: [{id: 1}, {id: 2}], odd: [{id: 1}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        (OF_TABLES, "passed"),
+        (OF_TABLES.replace("odd: [{id: 1}]", "odd: []"), 'odd: unexpected row: {"id": 1'),
+        (OF_TABLES.replace("odd: [{id: 1}]", "odd: [{id: 2}]"), 'odd: missing row: {"id": 2}'),
+        (OF_TABLES.replace("odd:", "even:"), "rows: there is no sink 'even'; the sinks are every, odd"),
+        (OF_TABLES.replace("{every: [{id: 1}, {id: 2}], odd: [{id: 1}]}", "[{id: 1}, {id: 2}, {id: 1}]"), "passed"),
+    ],
+)
+def test_rows_may_be_expected_table_by_table(cases: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "clicks.yaml").write_text(FILE[: FILE.index("sink:")] + SINKS)
+    (tmp_path / "clicks.tests.yaml").write_text(cases)
+    shown = CliRunner().invoke(app, ["test", str(tmp_path / "clicks.yaml")])
+    assert said in shown.stdout
+    assert shown.exit_code == (said != "passed")
+
+
+def test_expectations_of_several_tables_are_recorded_by_sink(tmp_path: Path) -> None:
+    (tmp_path / "clicks.yaml").write_text(FILE[: FILE.index("sink:")] + SINKS)
+    (tmp_path / "clicks.tests.yaml").write_text("tests:\n  - name: two\n    given: [{value: {id: 1}}, {value: {id: 2}}]\n")
+    shown = CliRunner().invoke(app, ["test", str(tmp_path / "clicks.yaml"), "--record"])
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "1 case, 0 failed")
+    (case,) = yaml.safe_load((tmp_path / "clicks.tests.yaml").read_text())["tests"]
+    assert case["expect"] == {"rows": {"every": [{"id": 1}, {"id": 2}], "odd": [{"id": 1}]}}
