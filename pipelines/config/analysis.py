@@ -241,11 +241,14 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
 
 
 def version_of(config: PipelineConfig) -> str:
-    """Return the config version: 16 hex digits of the SHA-256 of `document_of`, stable across processes and machines.
+    """Return the config version: 16 hex digits of the SHA-256 of `document_of` and of the code of functions.
 
-    A field that a later release adds does not change the version while it has its default; so no default may ever change.
+    It is stable across processes and machines. A field that a later release adds does not change the version while it has its default; so
+    no default may ever change.
     """
-    canonical = json.dumps(document_of(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    codes = [code for transform in config.transforms if (code := transform.config.code())]
+    document = {**document_of(config), **({"code": codes} if codes else {})}
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 

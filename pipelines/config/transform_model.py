@@ -56,6 +56,10 @@ class TransformConfig(Model):
         """Yield the fields that have no expression. Also called over a `Partial`."""
         yield from ()
 
+    def code(self) -> str:
+        """Return the digest of the code that it runs beside the file's own text; empty if there is none, or it cannot be read."""
+        return ""
+
     def locate(self, directory: Path) -> None:
         """Note the directory of the pipeline file, for files beside it."""
 

@@ -48,6 +48,15 @@ class PythonConfig(TransformConfig):
             raise ValueError(f"function {self.function}: the pipeline file lies in no directory, so there is no code beside it")
         return self._directory
 
+    def code(self) -> str:
+        # Inside the function: other files do without archives.
+        from pipelines.functions.code import pack
+
+        try:
+            return pack(self.directory, self.function.partition(":")[0], self.files)
+        except ValueError:
+            return ""
+
     def locate(self, directory: Path) -> None:
         self._directory = directory
 

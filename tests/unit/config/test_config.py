@@ -980,6 +980,19 @@ def test_note_on_a_join_window_and_on_a_password_in_the_clear() -> None:
     ]
 
 
+def test_version_depends_on_the_code_of_functions(tmp_path: Path) -> None:
+    function = {"type": "python", "config": {"function": "shops:named", "output": [{"name": "shop", "type": "string"}]}}
+    file, code = tmp_path / "orders.yaml", tmp_path / "shops.py"
+    file.write_text(yaml.safe_dump({**MINIMAL, "transforms": [function]}))
+    versions = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        code.write_text(text)
+        versions.append(version_of(load(file, {})))
+    assert versions[0] == versions[2] != versions[1]
+    code.unlink()
+    assert version_of(load(file, {})) not in versions
+
+
 def test_version_does_not_depend_on_how_the_systems_are_reached() -> None:
     version = version_of(parsed(MINIMAL))
     assert version == "21104289d8037b73"
