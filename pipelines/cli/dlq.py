@@ -163,7 +163,7 @@ def show(
     position: Annotated[str, typer.Argument(help="Raw position of the dead letter, such as 17.3, as `list` and `groups` show it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter in full: the record's bytes, its origin, and why it was rejected."""
+    """Show a dead letter in full: the record's bytes, its origin, and why it was rejected; if two sinks refused it, that of each."""
     at = parse_position(position)
     with dead_letters(file) as reader, progress_bar() as progress:
         found = reader.at(at, progress)
@@ -171,12 +171,14 @@ def show(
     if not found.num_rows:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)
-    plain = _plain(found.to_pylist()[0], with_record=True) | ({"reason": reason} if reason else {})
+    # One for each sink that has refused the record.
+    plain = [_plain(row, with_record=True) | ({"reason": reason} if reason else {}) for row in found.to_pylist()]
     if as_json:
-        print_json(plain)
+        print_json(plain[0] if len(plain) == 1 else plain)
         return
-    for name, value in plain.items():
-        out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
+    for dead_letter in plain:
+        for name, value in dead_letter.items():
+            out.print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}", markup=False, highlight=False, soft_wrap=True)
 
 
 _SHOWN = ("source", "fingerprint", "state", "stage", "sink", "code", "field", "message", "config_version", "attempts", "origin")

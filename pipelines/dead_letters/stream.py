@@ -13,7 +13,7 @@ from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
 from pipelines.dead_letters.reasons import reason_of
 from pipelines.dead_letters.redrive import taken
-from pipelines.dead_letters.triage import Group, Selection, dead_letter_at, groups, listed
+from pipelines.dead_letters.triage import Group, Selection, dead_letters_at, groups, listed
 from pipelines.errors import HaltError
 from pipelines.expressions.evaluate import EXPRESSION_ERROR
 from pipelines.process import stage_config
@@ -50,11 +50,11 @@ class DeadLetters:
         return listed(self._dead_letters(), selection, limit)
 
     def at(self, position: Position, progress: Progress = no_progress) -> pa.Table:
-        """Return the dead letter, with the copies that dedup dropped in favor of it."""
-        return dead_letter_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
+        """Return the dead letters of a record, one for each sink that refused it, with the copies that dedup dropped in favor of it."""
+        return dead_letters_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
 
     def reason(self, dead_letter: pa.Table) -> str:
-        """Return DuckDB's reason for one dead letter of an expression, or why it is not known; empty for another one."""
+        """Return DuckDB's reason for the dead letter of an expression, or why it is not known; empty for others."""
         if dead_letter.column("code")[0].as_py() != EXPRESSION_ERROR:
             return ""
         try:

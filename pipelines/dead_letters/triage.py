@@ -179,11 +179,12 @@ def listed(frames: Iterable[pa.Table], selection: Selection, limit: int) -> tupl
     return (kept if kept is not None else pa.table({})), count
 
 
-def dead_letter_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
-    """Return the dead letter of the record at `position`, with `fingerprint`, as a table of one row; without rows if there is none."""
+def dead_letters_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
+    """Return the dead letters of the record at `position`, with `fingerprint`: one, or one of each sink that has refused its row."""
+    found = []
     for frame in frames:
         is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
-        dead_letter = frame.filter(is_it)
-        if dead_letter.num_rows:
-            return with_fingerprints(dead_letter)
-    return pa.table({})
+        dead_letters = frame.filter(is_it)
+        if dead_letters.num_rows:
+            found.append(with_fingerprints(dead_letters))
+    return joined(found) if found else pa.table({})

@@ -150,6 +150,29 @@ def test_a_row_refused_by_one_table_enters_again_for_it(case: PipelineCase) -> N
     proof(case, "verify")
 
 
+def test_a_record_that_two_tables_refuse_has_two_dead_letters(case: PipelineCase) -> None:
+    case.write_file(into_tables(DEDUP))
+    case.create_topic(1)
+    case.warm_run()
+    for sink in ("cheap", "named"):
+        case.client().command(f"ALTER TABLE {case.table}_{sink} ADD CONSTRAINT seven CHECK id != 7")
+    case.send([order(n, "a", n) for n in range(20)], partitions=1)
+    case.warm_run()
+    letters = case.dead_letters()
+    assert sorted(letter["sink"] for letter in letters) == ["sink:cheap", "sink:named"]
+    (position,) = {f"{letter['_tf_sequence']}.{letter['_tf_ordinal']}" for letter in letters}
+    shown = json.loads(case.invoke("dlq", "show", str(case.file), position, "--json").stdout)
+    assert sorted(letter["sink"] for letter in shown) == ["sink:cheap", "sink:named"]
+    proof(case, "audit")
+    case.client().command(f"ALTER TABLE {case.table}_cheap DROP CONSTRAINT seven")
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert (7 in ids(case), 7 in ids(case, "cheap"), 7 in ids(case, "named")) == (True, True, False)
+    assert sorted(letter["attempts"] for letter in case.dead_letters()) == [1, 1, 2]
+    proof(case, "audit")
+    proof(case, "verify")
+
+
 def test_a_table_that_is_away_keeps_no_other_waiting(case: PipelineCase) -> None:
     case.write_file(into_tables(conditions={"every": None, "cheap": "amount < 10"}))
     case.create_topic(1)

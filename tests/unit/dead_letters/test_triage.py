@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.dead_letters.triage import REMEDIES, Selection, dead_letter_at, groups, listed
+from pipelines.dead_letters.triage import REMEDIES, Selection, dead_letters_at, groups, listed
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint, with_fingerprints
 from pipelines.protocol.positions import Position
@@ -74,7 +74,7 @@ def test_letters_of_one_cause_are_one_group() -> None:
 def test_no_letters_are_no_groups() -> None:
     assert groups([], ALL) == groups([frame()], ALL) == []
     assert listed([], ALL, 10) == (pa.table({}), 0)
-    assert dead_letter_at([frame()], Position(1, 0)).num_rows == 0
+    assert dead_letters_at([frame()], Position(1, 0)).num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_selection_takes_the_letters_that_fit_all_its_parts(selection: Selecti
 
 def test_a_letter_is_found_by_its_position() -> None:
     dead_letters = [frame(dead_letter(7, 0), dead_letter(7, 1, value=b"x")), frame(dead_letter(8, 1))]
-    (found,) = dead_letter_at(dead_letters, Position(7, 1)).to_pylist()
+    (found,) = dead_letters_at(dead_letters, Position(7, 1)).to_pylist()
     assert (found["value"], len(found["fingerprint"])) == (b"x", 12)
-    assert dead_letter_at(dead_letters, Position(7, 2)).num_rows == 0
+    assert dead_letters_at(dead_letters, Position(7, 2)).num_rows == 0
 
 
 Fields = st.sampled_from([None, "f", "g"])
