@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import psutil
@@ -12,6 +13,10 @@ import pytest
 from support.cluster_case import Cluster, sharing_state
 from support.dedup_case import check_first_of_keys, event, with_lanes
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, wait_until
+
+from pipelines.connectors.nats.client import JetStream
+from pipelines.protocol.tally import tally
+from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.crash
 BACKLOG = 60_000
@@ -62,7 +67,10 @@ class Run:
         return int((self.status.get("lanes") or {}).get("working", 0))
 
     def wait(self) -> None:
+        """Until all rows are there, and every leg has confirmed its part: one that was lost may have inserted before it could."""
         wait_until(lambda: self.case.count() == len(self.keys), "all rows")
+        with closing(self.case.log()) as log:
+            wait_until(lambda: is_confirmed(log, self.case), "what every leg has confirmed")
 
     def end(self) -> None:
         """Stop in good order, without a leg that has halted."""
@@ -81,6 +89,11 @@ def test_lanes_are_lost_with_their_executor_and_nothing_else_is(case: PipelineCa
     run.wait()
     run.end()
     run.check()
+
+
+def is_confirmed(log: JetStream, case: PipelineCase) -> bool:
+    account = tally(log, case.names, SINGLE)
+    return account.residue == 0 and not any(leg.waiting or leg.has_open_plan for leg in account.legs)
 
 
 def _places(run: Run) -> set[int]:
