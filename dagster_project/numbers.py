@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE, table_name
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.protocol.ledger import read_chain
@@ -84,7 +84,7 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
             "residue": account.tally.residue,
         },
         **{
-            f"{TABLE}_{LegId.parse(sink.leg).name}": {ROW_COUNT: sink.outcomes[CONFIRMED.label], "waiting_rows": sink.waiting}
+            table_name(LegId.parse(sink.leg)): {ROW_COUNT: sink.outcomes[CONFIRMED.label], "waiting_rows": sink.waiting}
             for sink in sinks[1:]
         },
         DEAD_LETTERS: {

@@ -116,7 +116,7 @@ def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
         "dagster/column_schema": _table_schema(config),
         "dagster/column_lineage": _lineage(pipeline, config),
     }
-    name = table_name(pipeline.config, config.sink_leg)
+    name = table_name(config.sink_leg)
     description = f"The records that {sink.when} takes, each exactly once." if sink.when else "The rows of the pipeline, each exactly once."
     return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (OUT,), metadata)
 

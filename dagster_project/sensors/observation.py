@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE, table_name
 from dagster_project.assets.streams import REPORTED_EVERY, asset_key, stream_assets
 from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
@@ -118,9 +118,8 @@ def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapp
             yield dg.AssetMaterialization(asset_key(pipeline, asset.name), description=description, metadata=metadata, tags=tags)
     names = [asset.name for asset in stream_assets(pipeline)]
     yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, names))
-    for name in names:
-        if name.startswith(f"{TABLE}_"):
-            yield dg.AssetObservation(asset_key(pipeline, name), metadata=dict(numbers(account, name)))
+    for name in map(table_name, pipeline.config.topology.sinks[1:]):
+        yield dg.AssetObservation(asset_key(pipeline, name), metadata=dict(numbers(account, name)))
 
 
 def build(files: PipelineFiles) -> dg.Definitions:

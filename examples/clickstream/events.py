@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from pipelines.demo.events import DUPLICATE, Events, Generator, Recipe
+from pipelines.demo.events import DUPLICATE, Events, Generator, Recipe, spoiled_by
 from pipelines.demo.examples import Account, Example
 
 BAD_KINDS = ("invalid_json", "wrong_type", "amount_in_words", "negative_count")
@@ -65,13 +65,6 @@ def render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
     return pa.array(keys, pa.string()), pa.array(values, pa.string())
 
 
-def spoil(value: bytes, kind: str) -> bytes:
-    """Spoil a click as its kind requires."""
-    if kind == "invalid_json":
-        return value[: len(value) // 2]
-    return json.dumps({**json.loads(value), **CHANGES[kind]}).encode()
-
-
 def account(events: Iterable[Events]) -> Account:
     """Return what must become of the clicks: those of people are rows, robots and copies are dropped."""
     found = Account()
@@ -101,7 +94,7 @@ def account(events: Iterable[Events]) -> Account:
 
 EXAMPLE = Example(
     noun="click",
-    generator=Generator(render, spoil, BAD_KINDS),
+    generator=Generator(render, spoiled_by(CHANGES), BAD_KINDS),
     account=account,
     sample=("at", "visitor", "kind", "path", "campaign", "device"),
     question=(

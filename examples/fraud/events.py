@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pipelines.demo.events import DUPLICATE, Events, Generator, Recipe
+from pipelines.demo.events import DUPLICATE, Events, Generator, Recipe, spoiled_by
 from pipelines.demo.examples import Account, Example
 
 BAD_KINDS = ("invalid_json", "wrong_type", "attempt_in_words", "no_event_id", "bad_address")
@@ -66,13 +66,6 @@ def render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
     return pa.array(keys, pa.string()), pa.array(values, pa.string())
 
 
-def spoil(value: bytes, kind: str) -> bytes:
-    """Spoil a login as its kind requires."""
-    if kind == "invalid_json":
-        return value[: len(value) // 2]
-    return json.dumps({**json.loads(value), **CHANGES[kind]}).encode()
-
-
 def account(events: Iterable[Events]) -> Account:
     """Return what must become of the logins: failed ones are rows, successful ones and copies are dropped."""
     found = Account()
@@ -103,7 +96,7 @@ def _attacker(block: int, source: int, number: int) -> str:
 
 EXAMPLE = Example(
     noun="login",
-    generator=Generator(render, spoil, BAD_KINDS),
+    generator=Generator(render, spoiled_by(CHANGES), BAD_KINDS),
     account=account,
     sample=("event_time", "user_id", "ip_address", "network", "failure_reason", "attempt", "severity"),
     question=(

@@ -4,8 +4,9 @@ Returns blocks of `Events` in order. Event number i depends on the recipe and i 
 repeat the stream and compare. The kind of every event is known, so good, bad and duplicate events are counted, not estimated.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -83,6 +84,17 @@ class Events:
         """Count the events of each kind; kinds that do not occur are absent."""
         present, counts = np.unique(self.kinds, return_counts=True)
         return Counter({self.names[kind]: int(count) for kind, count in zip(present, counts, strict=True)})
+
+
+def spoiled_by(changes: Mapping[str, Mapping[str, object]]) -> Callable[[bytes, str], bytes]:
+    """Return a `spoil` of a Generator: a kind has other values for some members, and `invalid_json` is cut off in the middle."""
+
+    def spoil(value: bytes, kind: str) -> bytes:
+        if kind == "invalid_json":
+            return value[: len(value) // 2]
+        return json.dumps({**json.loads(value), **changes[kind]}).encode()
+
+    return spoil
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Connections(Kept):
     @property
     def out(self) -> str:
         """The role of the stream that the sink reads."""
-        return self.config.sink_leg.reads or ""
+        return self.config.sink_leg.input_role
 
     @property
     def sink(self) -> Sink:

@@ -6,3 +6,6 @@ child.py     the host: a program that imports nothing of ours
 host.py      a host's process: start, call, time limit, memory limit, end
 calls.py     rows through a function: what passes, what is dropped, and the rows at fault
 """
+
+REFERENCE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+"""The form of a function's name: `package.module:name`. It is here because the models of the file do without pyarrow."""

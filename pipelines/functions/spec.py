@@ -7,6 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from pipelines.functions import REFERENCE
 from pipelines.types.fields import SOURCE_TYPES
 
 Mode = Literal["batch", "row"]
@@ -14,8 +15,6 @@ PYTHON_ERROR, PYTHON_ROWS, PYTHON_TIMEOUT, PYTHON_DIED = "python_error", "python
 CODES = frozenset({PYTHON_ERROR, PYTHON_ROWS, PYTHON_TIMEOUT, PYTHON_DIED})
 HOST_CODES = frozenset({PYTHON_TIMEOUT, PYTHON_DIED})
 """Codes of failures that depend on the host, too: a plan must decide them before their dead letters are written."""
-REFERENCE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-"""`package.module:name`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

@@ -74,8 +74,8 @@ class Buckets:
         """Append the rows of a bucket, in position order, to the stream of each sink that takes some."""
         for leg in self._sinks:
             mine = self._config.tables.rows_for(rows, leg)
-            if mine.num_rows and leg.reads:
-                append_rows(self._appender(leg.reads, self._connections.names.out(bucket, leg.reads)), mine, self._headers)
+            if mine.num_rows:
+                append_rows(self._appender(leg.input_role, self._connections.names.out(bucket, leg.input_role)), mine, self._headers)
 
     def append_dead_letters(self, bucket: int, dead_letters: Sequence[pa.Table]) -> None:
         """Append all dead letters of the plan in `bucket`, given in any order."""
@@ -120,6 +120,13 @@ class Buckets:
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail, self.means.framing)
         return self._by_subject[subject]
+
+
+def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:
+    """Return (role, subject) of all that is written of a bucket's records: the rows for each sink, and the dead letters."""
+    names = connections.names
+    outs = [(role, names.out(bucket, role)) for role in connections.config.topology.outs]
+    return [*outs, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

@@ -9,10 +9,10 @@ from typing import Any
 from pipelines.engine.connections import Connections
 from pipelines.errors import FunctionHaltError
 from pipelines.functions.spec import PYTHON_TIMEOUT
+from pipelines.process.buckets import subjects_of
 from pipelines.process.isolation import COUNTED, Decided
 from pipelines.process.program import Program
 from pipelines.protocol.append import last_position
-from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import Message
@@ -43,7 +43,6 @@ def given_up(
 
 
 def _last_written(connections: Connections, bucket: int) -> Position:
-    names, outs = connections.names, connections.config.topology.outs
-    places = [*((role, names.out(bucket, role)) for role in outs), ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
-    messages = [connections.log.last(names.stream(role), subject) for role, subject in places]
+    places = subjects_of(connections, bucket)
+    messages = [connections.log.last(connections.names.stream(role), subject) for role, subject in places]
     return max([Position(0, 0), *(last_position(message) for message in messages if message is not None)])

@@ -17,12 +17,13 @@ from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, 
 from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.key_store.store import made_for
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, microseconds
+from pipelines.process.buckets import subjects_of
 from pipelines.process.frames import process_frames
 from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import last_position
-from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, Poison, ProcessDone, ProcessPlan
+from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position, differences
@@ -242,8 +243,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 first[bucket] = min(first.get(bucket, storage), storage)
         names, log = self.connections.names, self.connections.log
         for bucket, storage in first.items():
-            outs = [(role, names.out(bucket, role)) for role in self.connections.config.topology.outs]
-            for role, subject in (*outs, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))):
+            for role, subject in subjects_of(self.connections, bucket):
                 last = log.last(names.stream(role), subject)
                 if last is not None and not last_position(last) < storage:
                     raise HaltError(

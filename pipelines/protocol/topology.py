@@ -112,6 +112,13 @@ class LegId(str):
         return role_token(role, self.name) if role and self.name else role
 
     @property
+    def input_role(self) -> str:
+        """The role of the stream that it reads. Raise ValueError for a leg that reads a source."""
+        if self.reads is None:
+            raise ValueError(f"the leg {self} reads no stream")
+        return self.reads
+
+    @property
     def counted_in(self) -> str:
         """The total of its `done` that counts its input."""
         return _KINDS[self.kind].counted_in
@@ -203,7 +210,7 @@ class Topology:
     @property
     def outs(self) -> tuple[str, ...]:
         """The roles of the streams that the sinks read, in the order of the pipeline file."""
-        return tuple(leg.reads for leg in self.sinks if leg.reads)
+        return tuple(leg.input_role for leg in self.sinks)
 
     @property
     def routes(self) -> bool:

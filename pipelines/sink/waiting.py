@@ -73,7 +73,7 @@ def waiting_rows(log: JetStream, names: Names, leg: LegId) -> Iterator[Waiting]:
 
     The range that process has begun comes last.
     """
-    stream = names.stream(leg.reads or "")
+    stream = names.stream(leg.input_role)
     found: dict[str, Waiting] = {}
     state = log.state(stream)
     for message in headers(log, stream, read_chain(log, names, leg.chain).to or 0, state.last_sequence if state else 0):
@@ -114,7 +114,7 @@ def _with_nulls(log: JetStream, names: Names, leg: LegId, waiting: Waiting, colu
     found: set[str] = set()
     if not columns or not waiting.rows:
         return found
-    role = leg.reads or ""
+    role = leg.input_role
     for message in log.fetch(names.stream(role), names.subjects(role), waiting.first - 1, waiting.last):
         if message.rows and message.config == waiting.version:
             table = decode_columns(message.payload, list(columns))

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field, PrivateAttr
 from pipelines.config.base import Faults, FieldPath, Location, Model, Text, Window, matching, ours, repeated
 from pipelines.config.sources import Unit
 from pipelines.config.transform_model import SOURCE_ID, Made, TransformConfig, TransformModel
+from pipelines.functions import REFERENCE
 
-_REFERENCE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-Reference = Annotated[str, Field(max_length=200), AfterValidator(matching(_REFERENCE, "must be package.module:name"))]
+Reference = Annotated[str, Field(max_length=200), AfterValidator(matching(REFERENCE, "must be package.module:name"))]
 OutputType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
     "float", "float32", "float64", "bool", "bytes", "timestamp",

@@ -146,7 +146,7 @@ class Audit:
 
     def _read_out(self, leg: LegId, raw: RawRead) -> tuple[Tallied, Tallied]:
         """Return the rows on the stream of a sink, and those of them that it has confirmed."""
-        out, confirmed, role, waiting = Tallied(raw.frames), Tallied(raw.frames), leg.reads or "", 0
+        out, confirmed, role, waiting = Tallied(raw.frames), Tallied(raw.frames), leg.input_role, 0
         for message in streams.read_frames(self._log, self._names, role, self._streams[role]):
             codes = streams.positions_of(message)
             out.add(codes)
@@ -268,7 +268,7 @@ class Audit:
         first = max(limits.floor + 1, raw.frames.first_sequence)
         self._report.ranges["raw sequences in out"] = [first, limits.process_to]
         for leg in self._topology.sinks:
-            first_out = streams.first_sequence(self._log, self._names.stream(leg.reads or ""))
+            first_out = streams.first_sequence(self._log, self._names.stream(leg.input_role))
             self._report.ranges[self._of("out sequences in the table", leg)] = [first_out, self._to(leg)]
         self._report.leave_out(
             f"raw sequences up to {limits.floor}: what became of them is purged, or may be", raw.frames.up_to(limits.floor)

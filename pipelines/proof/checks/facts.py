@@ -231,7 +231,7 @@ def settled(log: JetStream, names: Names, sink: LegId) -> Settled | None:
 
     None where the ledger, or out, does not reach back to the sink's last chunk any more.
     """
-    ledger, role = names.stream("ledger"), sink.reads or ""
+    ledger, role = names.stream("ledger"), sink.input_role
     confirmed = read_chain(log, names, sink.chain).to or 0
     done = read_chain(log, names, PROCESS_CHAIN).done
     while done is not None and done.body.ends.get(role, 0) > confirmed:

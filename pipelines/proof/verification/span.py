@@ -134,7 +134,7 @@ def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | No
             plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks)
             frames = enumerate(from_differences(body.arrivals), start=body.start + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
-        if body.ends.get(sink.reads or "", 0) <= confirmed:
+        if body.ends.get(sink.input_role, 0) <= confirmed:
             confirmed_to = body.to
     in_order = sorted(arrivals.items())
     is_whole = bool(in_order) and in_order[0][0] == 1
