@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
-from pipelines.config.fields import all_passed, at_sink, checked, definitions, joins, source_of
+from pipelines.config.fields import all_passed, at_sink, checked, definitions, joins, path_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
-from pipelines.config.source_ids import MORE_SOURCES
 from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.text import path_text, read_tree
 from pipelines.config.transforms import DedupConfig
@@ -212,8 +211,12 @@ def unsupported(config: PipelineConfig) -> list[str]:
             )
     if joins(config):
         messages.append("join: is not supported yet")
-    if len(config.sources) > 1:
-        messages.append(MORE_SOURCES)
+    elif len(config.sources) > 1:
+        messages += [
+            f"transforms[{index}]: a dedup of one source among several is not supported yet; without source_id it compares all records"
+            for index, transform in in_order(config)
+            if transform.type == "dedup" and transform.source_id is not None
+        ]
     return messages
 
 
@@ -271,9 +274,10 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
     sides = (config.join.left_source, config.join.right_source) if config.join and joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
     dedups = {
-        source_of(config, transform.source_id).source_id: (index, transform.config)
-        for index, transform in enumerate(config.transforms)
-        if transform.type == "dedup"
+        source.source_id: (passed.index, passed.transform.config)
+        for source in config.sources
+        for passed in path_of(config, source)
+        if passed.transform.type == "dedup"
     }
     return {
         "buckets": config.buckets,

@@ -3,9 +3,9 @@
 A type is a source type (`types.fields.SOURCE_TYPES`), or UNKNOWN for the value of a faulty expression, which is reported where it stands.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, TypeVar
 
 from pipelines.config.order import in_order
@@ -43,8 +43,13 @@ def joins(config: Any) -> bool:
     return config.join is not None and bool(config.join.enabled)
 
 
+def is_union(config: Any) -> bool:
+    """Return whether the records of several sources become rows side by side."""
+    return len(config.sources) > 1 and not joins(config)
+
+
 def of_source(config: Any, source: Any) -> tuple[list[Passed], Types]:
-    """Return the transforms of one source in the order in which they run, and the fields after them."""
+    """Return the transforms of one source alone in the order in which they run, and the fields after them."""
     only = len(config.sources) == 1
     own = [entry for entry in in_order(config) if entry[1].source_id == source.source_id or (only and entry[1].source_id is None)]
     return _through(own, _types_of(source))
@@ -61,6 +66,35 @@ def _types_of(source: Any) -> Types:
     return types
 
 
+def path_of(config: Any, source: Any) -> list[Passed]:
+    """Return the transforms that the records of a source pass, in the order in which they run."""
+    return [*of_source(config, source)[0], *(after_union(config)[0] if is_union(config) else [])]
+
+
+def after_union(config: Any) -> tuple[list[Passed], Types]:
+    """Return the transforms after the union of the sources, and the fields after them."""
+    by_source = [of_source(config, source)[1] for source in config.sources]
+    return _through([entry for entry in in_order(config) if entry[1].source_id is None], common(by_source))
+
+
+def common(by_source: Sequence[Types]) -> Types:
+    """Return the fields that the records of all sources have: those of one name and one type."""
+    first, *others = by_source
+    return {name: kind for name, kind in first.items() if all(fields.get(name) == kind for fields in others)}
+
+
+def apart(config: Any) -> dict[str, str]:
+    """Return, by name, why fields of sources are none behind their union: a source lacks it, or has it as another type."""
+    if not is_union(config):
+        return {}
+    by_source = {source.source_id: of_source(config, source)[1] for source in config.sources}
+    found = {}
+    for name in sorted({*chain(*by_source.values())} - common([*by_source.values()]).keys()):
+        kinds = [f"{fields[name]} in {source}" if name in fields else f"missing in {source}" for source, fields in by_source.items()]
+        found[name] = f"it is {' and '.join(kinds)}: give it one name and one type in all sources"
+    return found
+
+
 def after_join(config: Any) -> tuple[list[Passed], Types]:
     """Return the transforms after the join, and the fields after them."""
     types = {source.source_id: of_source(config, source)[1] for source in config.sources}
@@ -74,11 +108,15 @@ def all_passed(config: Any) -> Iterator[Passed]:
         yield from of_source(config, source)[0]
     if joins(config):
         yield from after_join(config)[0]
+    elif is_union(config):
+        yield from after_union(config)[0]
 
 
 def at_sink(config: Any) -> Types:
     """Return the fields that reach the sink."""
-    return after_join(config)[1] if joins(config) else of_source(config, config.sources[0])[1]
+    if joins(config):
+        return after_join(config)[1]
+    return after_union(config)[1] if is_union(config) else of_source(config, config.sources[0])[1]
 
 
 def _through(transforms: list[tuple[int, Any]], fields: Types) -> tuple[list[Passed], Types]:
@@ -109,7 +147,7 @@ def known(fields: Types) -> Types:
 def origins(config: Any, source: Any) -> dict[str, frozenset[str]]:
     """Return, for each field of a sound config that reaches the sink, the fields of the source that decide it."""
     return _computed_from(
-        of_source(config, source)[0],
+        path_of(config, source),
         {name: frozenset({name}) for name in source.field_names},
         lambda _, expression, found: frozenset[str]().union(*(found[name] for name in expression.fields)),
         lambda _, config, found: frozenset[str]().union(*(found[name] for name in config.input or found)),
@@ -120,7 +158,7 @@ def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
     """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed."""
     read = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
     read |= {column.name: column.definition for column in source.columns}
-    before = takewhile(lambda passed: passed.index != index, of_source(config, source)[0])
+    before = takewhile(lambda passed: passed.index != index, path_of(config, source))
     return _computed_from(before, read, _definition, _returned)
 
 

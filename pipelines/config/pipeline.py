@@ -232,7 +232,11 @@ class PipelineConfig(Model):
         Field(json_schema_extra={"pattern": PIPELINE_ID}),
     ] = theirs(..., "Name of the pipeline in streams, tokens and directories; never changes.")
     name: str = theirs("", "Display name.")
-    sources: Annotated[tuple[Source, ...], Field(min_length=1)] = theirs(..., "One Kafka topic, or two with a join.")
+    sources: Annotated[tuple[Source, ...], Field(min_length=1, max_length=16)] = theirs(
+        ...,
+        "Kafka topics, of one cluster or several. The records of all become rows side by side, unless a join combines two. Their ids and "
+        "their order are fixed once the pipeline has run.",
+    )
     transforms: tuple[Transform, ...] = theirs((), "Filters, dedup and computed fields, in order.")
     transforms_order: Literal["glassflow", "file"] | None = ours(
         None,

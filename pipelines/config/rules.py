@@ -3,17 +3,19 @@
 Each rule takes a PipelineConfig or, for a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
-from pipelines.config.fields import UNKNOWN, all_passed, at_sink, checked, joins, known, of_source, source_of
+from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, checked, joins, known, of_source, source_of
 from pipelines.config.partial import Unjudged
+from pipelines.config.transform_model import Asked, Language
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
 _MAX_SEARCHED = 200
 _MAX_NAME = 80
+_NO_REASONS: Mapping[str, str] = {}
 
 
 def faults(config: Any) -> Faults:
@@ -27,14 +29,15 @@ def faults(config: Any) -> Faults:
 
 
 def _sources(config: Any) -> Faults:
-    if len(config.sources) > 2:
-        yield ("sources",), f"at most two sources, got {len(config.sources)}"
-    elif len(config.sources) == 2 and not joins(config):
-        yield ("sources",), "two sources need a join that is enabled"
-    elif len(config.sources) == 1 and joins(config):
-        yield ("join", "enabled"), "a join needs two sources"
+    if joins(config) and len(config.sources) != 2:
+        yield ("join", "enabled"), f"a join needs two sources, the file has {len(config.sources)}"
     for index, source_id in repeated(source.source_id for source in config.sources):
         yield ("sources", index, "source_id"), f"the source_id {source_id!r} is used twice"
+    places: dict[tuple[Any, ...], int] = {}
+    for index, source in enumerate(config.sources):
+        first = places.setdefault(source.place(), index)
+        if first != index:
+            yield ("sources", index, "topic"), f"is read by sources[{first}], too: each of its records would enter twice"
 
 
 def _lanes(config: Any) -> Faults:
@@ -57,8 +60,8 @@ def _transform_sources(config: Any) -> Faults:
     source_ids = [source.source_id for source in config.sources]
     for index, transform in enumerate(config.transforms):
         if transform.source_id is None:
-            if len(source_ids) > 1 and transform.type == "dedup":
-                yield ("transforms", index, "source_id"), "is required with two sources"
+            if joins(config) and transform.type == "dedup":
+                yield ("transforms", index, "source_id"), "is required with a join"
         elif transform.source_id not in source_ids:
             yield (
                 ("transforms", index, "source_id"),
@@ -76,28 +79,35 @@ def _transforms_order(config: Any) -> Faults:
 def _dedups(config: Any) -> Faults:
     seen: set[str] = set()
     for index, transform in enumerate(config.transforms):
-        source = source_of(config, transform.source_id) if transform.type == "dedup" else None
-        if source is None:
+        if transform.type != "dedup":
             continue
-        if source.source_id in seen:
-            yield ("transforms", index), f"a source has at most one dedup, and {source.source_id!r} has one already"
-        seen.add(source.source_id)
+        for source in config.sources if transform.source_id is None else filter(None, [source_of(config, transform.source_id)]):
+            if source.source_id in seen:
+                yield ("transforms", index), f"a source has at most one dedup, and {source.source_id!r} has one already"
+                break
+            seen.add(source.source_id)
 
 
 def _transform_fields(config: Any) -> Faults:
+    why = apart(config)
     for passed in all_passed(config):
         at = ("transforms", passed.index, "config")
         try:
             for location, names in passed.transform.config.fields_read():
-                yield from _unknown_fields((*at, *location), names, list(passed.before))
+                yield from _unknown_fields((*at, *location), names, list(passed.before), why)
             for asked in passed.transform.config.expressions():
-                try:
-                    checked(asked, known(passed.before), passed.transform.config.language)
-                except ValueError as error:
-                    if not any(name in asked.text for name, kind in passed.before.items() if kind == UNKNOWN):
-                        yield (*at, *asked.at), str(error)
+                yield from _faulty((*at, *asked.at), asked, passed.before, passed.transform.config.language, why)
         except Unjudged:
             continue
+
+
+def _faulty(at: Location, asked: Asked, fields: Types, language: Language | None, why: Mapping[str, str]) -> Faults:
+    try:
+        checked(asked, known(fields), language)
+    except ValueError as error:
+        if not any(name in asked.text for name, kind in fields.items() if kind == UNKNOWN):
+            reasons = [f"; {name}: {reason}" for name, reason in why.items() if name in asked.text and name not in fields]
+            yield at, f"{error}{''.join(reasons)}"
 
 
 def _join_sources(config: Any) -> Faults:
@@ -141,17 +151,13 @@ def _sinks(config: Any) -> Faults:
 
 def _mapping(config: Any) -> Faults:
     fields = at_sink(config)
-    field_set = frozenset(fields)
+    field_set, why = frozenset(fields), apart(config)
     for at, sink in _all_sinks(config):
         for asked in sink.expressions():
-            try:
-                checked(asked, known(fields), sink.language)
-            except ValueError as error:
-                if not any(name in asked.text for name, kind in fields.items() if kind == UNKNOWN):
-                    yield (*at, *asked.at), str(error)
+            yield from _faulty((*at, *asked.at), asked, fields, sink.language, why)
         for index, column in enumerate(sink.mapping):
             try:
-                yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set)
+                yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set, why)
             except Unjudged:
                 continue
 
@@ -170,11 +176,12 @@ def suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _unknown_fields(location: Location, names: Any, known: Sequence[str]) -> Faults:
-    yield from _unknown(location, names, known, frozenset(known))
+def _unknown_fields(location: Location, names: Any, known: Sequence[str], why: Mapping[str, str] = _NO_REASONS) -> Faults:
+    yield from _unknown(location, names, known, frozenset(known), why)
 
 
-def _unknown(location: Location, names: Any, known: Sequence[str], are_known: frozenset[str]) -> Faults:
+def _unknown(location: Location, names: Any, known: Sequence[str], are_known: frozenset[str], why: Mapping[str, str]) -> Faults:
     for name in names:
         if name not in are_known:
-            yield location, f"there is no field {name!r} here{suggestion(name, list(known))}"
+            reason = f"; {why[name]}" if name in why else suggestion(name, list(known))
+            yield location, f"there is no field {name!r} here{reason}"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pipelines.errors import HaltError, NotSupportedError
+from pipelines.errors import ConfigurationError, Fault, HaltError
 
 if TYPE_CHECKING:
     from pipelines.config.pipeline import PipelineConfig
@@ -21,10 +21,16 @@ def source_by_id(config: "PipelineConfig", source_id: str) -> "KafkaSource":
 
 
 def only_source(config: "PipelineConfig") -> "KafkaSource":
-    """Return the only source. Raise NotSupportedError for several: this release has no join and no union, and runs no such file."""
-    if len(config.sources) > 1:
-        raise NotSupportedError(f"pipeline {config.pipeline_id}: not supported yet: {MORE_SOURCES}. Nothing was started")
-    return next(iter(config.sources))
+    """Return the only source. Raise ConfigurationError for several: the caller needs one."""
+    return chosen_source(config, None)
 
 
-MORE_SOURCES = "sources: two sources are not supported yet"
+def chosen_source(config: "PipelineConfig", source_id: str | None) -> "KafkaSource":
+    """Return the source of this id; without one, the only source. Raise ConfigurationError with the ids for another id, and for none."""
+    ids = [source.source_id for source in config.sources]
+    if source_id in ids:
+        return config.sources[ids.index(source_id)]
+    if source_id is None and len(ids) == 1:
+        return config.sources[0]
+    asked = "several sources, so one must be named" if source_id is None else f"no source {source_id!r}"
+    raise ConfigurationError(f"pipeline {config.pipeline_id}", [Fault("sources", f"it has {asked}: {', '.join(ids)}")])

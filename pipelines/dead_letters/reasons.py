@@ -30,7 +30,8 @@ def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
         return ""
     (frame,) = frames_of_dead_letters([dead_letter], [])
     rows = records_of(frame.message, frame.arrival_us)
-    for step, _ in program.path:
+    lane = program.lanes[program.sources.index(row["source"])]
+    for step in (*lane.steps, *program.shared):
         before, rows = rows, pass_through([(step, frozenset())], Context(engine, program.carried), rows, open_engine).accepted
         if not rows.num_rows:
             return "; ".join(filter(None, (raised(engine, before, one.expression) for one in _named(step, row["field"]))))

@@ -228,7 +228,7 @@ class KeyState:
         if len(texts) != len(config.dedup.key):
             message = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
             raise ConfigurationError("reading the key", [Fault("", message)])
-        types = config.parse.columns_out({})
+        types = config.before_dedup
         instants = [name for name in config.dedup.key if types[name] == "timestamp"]
         fields = [ParsedField(name, "string" if name in instants else types[name]) for name in config.dedup.key]
         record = {}
@@ -240,7 +240,7 @@ class KeyState:
                 raise ConfigurationError("reading the key", [Fault(field.name, f"{text!r} is no {field.type}")]) from None
         row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
         row |= {"timestamp": datetime.now(UTC)}
-        records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, config.topic, 0)
+        records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, "", 0)
         parsed = parse(self.connections.engine, records, fields)
         keyed = with_keys(self.connections.engine, self._with_instants(parsed.accepted, instants), config.dedup.key)
         refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]

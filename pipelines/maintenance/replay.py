@@ -84,7 +84,7 @@ def replayed(
         rows, records = made.rows, made.counts["rows_in"]
         frames = None
         if config.dedup.time_field:
-            frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup.window_us)
+            frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup.window_us, config.sources)
             before = frames.last
         if PAST_COLUMN in rows.column_names:
             rows = rows.filter(pc.invert(pc.fill_null(rows.column(PAST_COLUMN), False)))

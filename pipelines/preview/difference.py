@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.preview.readable import readable
-from pipelines.preview.trial import Trial, note_nothing
+from pipelines.preview.trial import Trial, note_nothing, step_names
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
@@ -116,7 +116,7 @@ def difference(
             earlier = [frame for frame in portion if frame.message.sequence < first]
             if earlier:
                 for trial in trials:
-                    trial.take(earlier, note_nothing)
+                    trial.take(earlier, trial.read(earlier), note_nothing)
             if len(earlier) < len(portion):
                 before, now = (_Ends(trial, portion[len(earlier) :]) for trial in trials)
                 _compare_ends(found, before, now, examples)
@@ -162,13 +162,13 @@ class _Ends:
     """The ends of a portion's records under one program: `of` numbers the endings, record by record in position order."""
 
     def __init__(self, trial: Trial, frames: Sequence[Arrived]) -> None:
-        self.program = trial.program
-        self.raw = pa.table({})
-        self.keys: RawPositions = np.zeros(0, dtype=np.uint64)
-        self.of = np.zeros(0, dtype=np.int64)
+        self.program, self._names = trial.program, step_names(trial.program)
+        self.raw = trial.read(frames)
+        self.keys: RawPositions = position_keys(self.raw)
+        self.of = np.zeros(len(self.keys), dtype=np.int64)
         self.endings: list[Ending] = []
         self.reasons: dict[int, str] = {}
-        self.rows = trial.take(frames, self._note)
+        self.rows = trial.take(frames, self.raw, self._note)
         self._note_rows()
 
     def rows_of(self, table: MapToTable) -> pa.Table:
@@ -185,19 +185,16 @@ class _Ends:
             names = ", ".join(_name(table) for number, table in enumerate(tables) if taker >> number & 1)
             self.of[takers == taker] = self._number(Ending("row", names))
 
-    def _note(self, step: str, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
+    def _note(self, step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
         """Note what a step made of records; see `trial.Note`."""
-        if not self.raw.num_columns:
-            self.raw, self.keys = before, position_keys(before)
-            self.of = np.zeros(len(self.keys), dtype=np.int64)
-        refused = position_keys(rejected)
+        name, refused = self._names[step], position_keys(rejected)
         causes = zip(*(rejected.column(name).to_pylist() for name in ("code", "field", "message")), strict=True)
         for key, (code, column, reason) in zip(refused.tolist(), causes, strict=True):
-            self.of[np.searchsorted(self.keys, key)] = self._number(Ending("rejected", step, code, column or ""))
+            self.of[np.searchsorted(self.keys, key)] = self._number(Ending("rejected", name, code, column or ""))
             self.reasons[key] = reason
         gone = np.setdiff1d(np.setdiff1d(position_keys(before), position_keys(passed)), refused)
         if len(gone):
-            self.of[np.searchsorted(self.keys, gone)] = self._number(Ending(dropped, step))
+            self.of[np.searchsorted(self.keys, gone)] = self._number(Ending(dropped, name))
 
     def _number(self, ending: Ending) -> int:
         if ending not in self.endings:

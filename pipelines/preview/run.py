@@ -5,7 +5,7 @@ The steps are those of the process leg; dedup begins with an empty store. Only a
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +27,7 @@ class Seen:
     """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`.
 
     `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `stage`, `code`,
-    `column` and `reason` are those of the dead letter, if it is rejected.
+    `column` and `reason` are those of the dead letter, if it is rejected. `place`: of the step among those of the preview.
     """
 
     step: str
@@ -37,6 +37,7 @@ class Seen:
     code: str = ""
     column: str | None = None
     reason: str = ""
+    place: int = 0
 
 
 @dataclass
@@ -64,9 +65,8 @@ class Preview:
     def counts(self) -> list[tuple[str, Counter[str]]]:
         """Return, step by step, the number of records by outcome; a step's name may repeat."""
         found = [Counter[str]() for _ in self.steps]
-        for record in self.records:
-            for number, seen in enumerate(record.steps):
-                found[number][seen.outcome] += 1
+        for seen in (seen for record in self.records for seen in record.steps):
+            found[seen.place][seen.outcome] += 1
         return list(zip(self.steps, found, strict=True))
 
     def outcomes(self) -> Counter[str]:
@@ -80,10 +80,11 @@ def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
     with open_engine() as engine, TemporaryDirectory(prefix="tallyflow-preview-") as directory:
         trial = Trial(program, engine, Path(directory))
         for portion in steps(frames):
-            trace = _Trace(program)
-            rows = trial.take(portion, trace.note)
+            raw = trial.read(portion)
+            trace = _Trace(program, raw)
+            rows = trial.take(portion, raw, trace.note)
             for record, row in zip(trace.of(rows), rows_of_records(program, rows), strict=True):
-                record.steps[-1] = Seen(record.last.step, ROW, row)
+                record.steps[-1] = replace(record.last, outcome=ROW, fields=row)
             records += trace.by_key.values()
     return Preview(tuple(records), step_names(program))
 
@@ -91,38 +92,33 @@ def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
 class _Trace:
     """The records of a portion in their order, by their positions."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.by_key: dict[int, Traced] = {}
+    def __init__(self, program: Program, raw: pa.Table) -> None:
+        self._program, self._names = program, step_names(program)
+        keys = position_keys(raw).tolist()
+        columns = (raw.column(name).to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
+        records = (Traced(position_text(key), *record) for key, record in zip(keys, zip(*columns, strict=True), strict=True))
+        self.by_key = dict(zip(keys, records, strict=True))
 
     def of(self, rows: pa.Table) -> list[Traced]:
         """Return the records of `rows`, in their order."""
         return [self.by_key[key] for key in position_keys(rows).tolist()]
 
-    def note(self, step: str, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
+    def note(self, step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
         """Note what a step made of the records of `before`; see `trial.Note`."""
-        if not self.by_key:
-            self._begin(before)
-        is_routed = step == self._program.tables.name and self._program.tables.routes
+        name = self._names[step]
+        is_routed = name == self._program.tables.name and self._program.tables.routes
         shown = rows_of_records(self._program, passed) if is_routed else _fields(passed)
         fields = dict(zip(position_keys(passed).tolist(), shown, strict=True))
         reasons = dict(zip(position_keys(rejected).tolist(), rejected.to_pylist(), strict=True))
         for key in position_keys(before).tolist():
             if key in fields:
-                seen = Seen(step, PASSED, fields[key])
+                seen = Seen(name, PASSED, fields[key], place=step)
             elif key in reasons:
-                reason = reasons[key]
-                seen = Seen(step, REJECTED, None, *(reason[name] for name in ("stage", "code", "field", "message")))
+                stage, code, column, reason = (reasons[key][part] for part in ("stage", "code", "field", "message"))
+                seen = Seen(name, REJECTED, None, stage, code, column, reason, step)
             else:
-                seen = Seen(step, dropped)
+                seen = Seen(name, dropped, place=step)
             self.by_key[key].steps.append(seen)
-
-    def _begin(self, raw: pa.Table) -> None:
-        """Begin the trace of raw records: the first step gets all of them."""
-        keys = position_keys(raw).tolist()
-        columns = (raw.column(name).to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
-        records = (Traced(position_text(key), *record) for key, record in zip(keys, zip(*columns, strict=True), strict=True))
-        self.by_key = dict(zip(keys, records, strict=True))
 
 
 def _fields(rows: pa.Table) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
-from pipelines.process.arrivals import Arrived, records_of
+from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.frames import frame_times
 from pipelines.process.parse.columns import widest_bytes
-from pipelines.process.program import Program
-from pipelines.process.steps import Context, pass_through
+from pipelines.process.program import Program, records_for
+from pipelines.process.steps import Context, Step, pass_through
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.positions import in_position_order
@@ -32,12 +32,15 @@ FIRST_OF_KEY = "first of key"
 
 
 class Note(Protocol):
-    """Takes what a step made of records: those before it, passed and rejected; `dropped` is the outcome of all others."""
+    """Takes what a step made of records: those before it, passed and rejected; `dropped` is the outcome of all others.
 
-    def __call__(self, step: str, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None: ...
+    `step`: its place among `step_names`.
+    """
+
+    def __call__(self, step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None: ...
 
 
-def note_nothing(step: str, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
+def note_nothing(step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
     """Note nothing, for frames that are only to be remembered."""
 
 
@@ -57,9 +60,12 @@ class Trial:
         self._clocks = _Clocks(0, watermarks)
         self._stores: dict[int, KeyedStore] = {}
 
-    def take(self, frames: Sequence[Arrived], note: Note) -> pa.Table:
-        """Take the next frames through the steps; return their rows, in position order, as the mapping gives them."""
-        raw = joined([records_of(frame.message, frame.arrival_us) for frame in frames])
+    def read(self, frames: Sequence[Arrived]) -> pa.Table:
+        """Return the records of frames, in position order, for `take`."""
+        return records_for(self.program, frames)
+
+    def take(self, frames: Sequence[Arrived], raw: pa.Table, note: Note) -> pa.Table:
+        """Take the next frames, with their records, through the steps; return their rows, in position order, as the mapping gives them."""
         rows = self._through_steps(raw, note)
         if self.program.dedup.key:
             rows = self._first_of_keys(rows, frames, note)
@@ -67,14 +73,21 @@ class Trial:
         return rows
 
     def _through_steps(self, raw: pa.Table, note: Note) -> pa.Table:
-        program, rows = self.program, raw
-        widest = widest_bytes(raw, program.parse.columns)
-        for step, _ in program.path:
+        program, place, lanes = self.program, 0, []
+        context = Context(self._engine, program.carried, max(widest_bytes(raw, lane.parse.columns) for lane in program.lanes))
+        for lane, records in zip(program.lanes, program.by_lane(raw), strict=True):
+            lanes.append(self._through(lane.steps, place, context, records, note))
+            place += len(lane.steps)
+        return program.dedup.sealed(self._through(program.shared, place, context, program.united(lanes), note))
+
+    def _through(self, steps: Sequence[Step], place: int, context: Context, rows: pa.Table, note: Note) -> pa.Table:
+        """Take rows through steps, of which the first has this place."""
+        for number, step in enumerate(steps, start=place):
             # Each field stays to be seen; the steps do not mind.
-            found = pass_through([(step, frozenset())], Context(self._engine, program.carried, widest), rows, open_engine)
-            note(step.name, rows, found.accepted, found.rejected, DROPPED)
+            found = pass_through([(step, frozenset())], context, rows, open_engine)
+            note(number, rows, found.accepted, found.rejected, DROPPED)
             rows = found.accepted
-        return program.dedup.sealed(rows)
+        return rows
 
     def _first_of_keys(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
         times = frame_times(rows, frames, self._clocks.watermarks, self.program)
@@ -90,12 +103,14 @@ class Trial:
         dedup = self.program.dedup
         store = self._stores.setdefault(bucket, KeyedStore(Storage.local(self._directory / str(bucket))))
         found, late = dedup.first_of_keys(share, store, times)
-        note(FIRST_OF_KEY, share, found.accepted, dedup.rejected_late(late), DUPLICATE)
+        note(len(self.program.steps), share, found.accepted, dedup.rejected_late(late), DUPLICATE)
         has_turn = bucket_with_turn(span[1], self.program.buckets) == bucket
         store.open(store.add(found.entries, span, dedup.expired_us(self._clocks), has_turn))
         return found.accepted
 
 
 def step_names(program: Program) -> tuple[str, ...]:
-    """Return the names under which a trial notes, in the order of the steps; a name may repeat."""
-    return (*(step.name for step in program.steps), *([FIRST_OF_KEY] if program.dedup.key else []))
+    """Return the names of the steps of a trial, in their order; of several sources each has steps of its own. A name may repeat."""
+    is_only = len(program.lanes) == 1
+    own = (step.name if is_only else f"{lane.source}: {step.name}" for lane in program.lanes for step in lane.steps)
+    return (*own, *(step.name for step in program.shared), *([FIRST_OF_KEY] if program.dedup.key else []))

@@ -22,6 +22,7 @@ from pipelines.protocol.records import (
     with_positions,
 )
 
+SOURCE_COLUMN = "source"
 FRAMES_PER_STEP = 12
 STEP_BYTES = 32 * 1024 * 1024
 """Limit of decoded frames that pass through the stages together.
@@ -84,10 +85,16 @@ def records_of(message: Message, arrival_us: int) -> pa.Table:
     return with_positions(table, message.sequence, message.headers[HEADER_TOPIC], arrival_us)
 
 
+def sourced_records_of(message: Message, arrival_us: int) -> pa.Table:
+    """Return the frame's records as `records_of`, with the id of their source in SOURCE_COLUMN."""
+    records = records_of(message, arrival_us)
+    return records.append_column(SOURCE_COLUMN, pa.repeat(source_of_subject(message.subject), records.num_rows))
+
+
 def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
     """Read the raw frames that hold `places` (`_tf_sequence`, `_tf_arrival`) again; return their records in position order.
 
-    A column `source` has the id of each record's source. Raise RetryableError while a frame is not served.
+    They have SOURCE_COLUMN. Raise RetryableError while a frame is not served.
     """
     frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
     records = []
@@ -95,6 +102,5 @@ def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
         message = log.get(stream, frame["_tf_sequence"])
         if message is None:
             raise RetryableError(f"reading {stream}: sequence {frame['_tf_sequence']} is not served yet")
-        found = records_of(message, microseconds(frame["_tf_arrival_max"]))
-        records.append(found.append_column("source", pa.repeat(source_of_subject(message.subject), found.num_rows)))
+        records.append(sourced_records_of(message, microseconds(frame["_tf_arrival_max"])))
     return joined(records)

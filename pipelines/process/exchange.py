@@ -194,7 +194,7 @@ def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived
         lanes.shelf.put(item.exchange, f"{item.number} {bucket}", share)
         found[str(bucket)] = share.num_rows
     window_us, timed = config.dedup.window_us, (frame.message for frame in frames)
-    times = FrameTimes.of(together, timed, NOTHING, window_us).rows() if config.dedup.time_field else ()
+    times = FrameTimes.of(together, timed, NOTHING, window_us, config.sources).rows() if config.dedup.time_field else ()
     return StagesReport(lanes.own, found, counts, tuple(times)), joined(dead_letters)
 
 

@@ -36,7 +36,7 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, c
     """Return the times of all frames of a range after `before`, from the range's rows; None if the window is not measured on a field."""
     if not config.dedup.time_field:
         return None
-    return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us)
+    return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us, config.sources)
 
 
 def process_frames(connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived]) -> ProcessReport:

@@ -1,27 +1,30 @@
-"""A program: the steps that raw records of one source pass, from parse to the mapping. Pure: no Spark, no socket.
+"""A program: the steps that raw records pass, from the parse of each source to the mapping. Pure: no Spark, no socket.
 
 In: a pipeline file and the facts of its tables (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
-letters of raw frames (`run`). The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it:
-the table's columns cross the exchange, not the fields.
+letters of raw frames (`run`). The records of each source pass steps of their own first; then those of all pass the rest together, in
+position order. The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it: the table's
+columns cross the exchange, not the fields.
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import PipelineConfig
+from pipelines.config import KafkaSource, PipelineConfig
+from pipelines.config.fields import common
 from pipelines.config.order import in_order
-from pipelines.config.source_ids import only_source
+from pipelines.config.sources import KafkaColumn, SchemaField
 from pipelines.config.text import path_text
 from pipelines.config.transforms import Transform
 from pipelines.errors import ConfigurationError, Fault, HaltError
-from pipelines.process.arrivals import Arrived, records_of
+from pipelines.process.arrivals import SOURCE_COLUMN, Arrived, records_of, sourced_records_of
 from pipelines.process.computed import stored
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
@@ -32,13 +35,14 @@ from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED
+from pipelines.protocol.positions import in_position_order
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, joined
 from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
-RELEASE = 4
+RELEASE = 5
 """Format and meaning of programs.
 
 Raised when a release would store programs differently, or produce other rows for the same records.
@@ -46,47 +50,31 @@ Raised when a release would store programs differently, or produce other rows fo
 
 
 @dataclass(frozen=True)
-class Program:
-    """The steps of one source, for the tables of all sinks. `buckets`: their number after the exchange.
+class Lane:
+    """The steps that the records of one source pass by themselves: parse, and the transforms that the file gives to it alone.
 
-    `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
-
-    Raise ValueError unless parse is the first step, the mapping the last, and between them at most one has state. No transform behind that
-    one drops records: its own part that drops copies runs after all others, so only a record with a row counts as the first of its key.
+    Raise ValueError unless parse is the first, and none has state.
     """
 
-    release: int
     source: str
     topic: str
-    buckets: int
     steps: tuple[Step, ...]
-    leg: str = SINK
 
     def __post_init__(self) -> None:
-        names = [step.name for step in self.steps]
-        if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(names) - 2), Rank.LAST]:
-            raise ValueError(f"the steps {', '.join(names)} do not begin with the one {Parse.name} and end with the one {MapToTables.name}")
-        keyed = [index for index, step in enumerate(self.steps) if step.state is State.PER_BUCKET]
-        behind = self.steps[keyed[0] + 1 : -1] if keyed else ()
-        if any(step.drops or step.state is State.PER_BUCKET for step in behind):
-            raise ValueError(f"step {names[keyed[0]]} must be the last one that drops records, and the only one with state")
+        if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(self.steps) - 1)]:
+            raise ValueError(f"the steps {_names(self.steps)} of a source do not begin with the one {Parse.name}")
+        if any(step.state is State.PER_BUCKET for step in self.steps):
+            raise ValueError(f"of the steps {_names(self.steps)} of one source one has state")
 
-    def encode(self) -> bytes:
-        record = {"release": self.release, "source": self.source, "topic": self.topic, "buckets": self.buckets}
-        return json.dumps({**record, "steps": [step.encode() for step in self.steps]}, sort_keys=True, separators=(",", ":")).encode()
+    def encode(self) -> dict[str, Any]:
+        return {"source": self.source, "topic": self.topic, "steps": [step.encode() for step in self.steps]}
 
     @classmethod
-    def decode(cls, record: Mapping[str, Any]) -> "Program":
-        """Return the program that `encode` has written, its JSON read. Raise KeyError, TypeError or ValueError for anything else."""
-        if record.keys() != {"release", "source", "topic", "buckets", "steps"}:
-            raise ValueError(f"its parts are {', '.join(map(repr, sorted(record)))}"[:200])
-        steps = tuple(kinds()[step["step"]].decode(step) for step in record["steps"])
-        return cls(int(record["release"]), str(record["source"]), str(record["topic"]), int(record["buckets"]), steps)
-
-    @cached_property
-    def version(self) -> str:
-        """The digest of the list, by which plans and frames name it."""
-        return hashlib.sha256(self.encode()).hexdigest()[:16]
+    def decode(cls, record: Mapping[str, Any]) -> "Lane":
+        """Return the lane that `encode` has written. Raise KeyError, TypeError or ValueError for anything else."""
+        if record.keys() != {"source", "topic", "steps"}:
+            raise ValueError(f"the parts of a source are {', '.join(map(repr, sorted(record)))}"[:200])
+        return cls(str(record["source"]), str(record["topic"]), _steps_of(record["steps"]))
 
     @property
     def parse(self) -> Parse:
@@ -94,9 +82,62 @@ class Program:
         assert isinstance(step, Parse)
         return step
 
+
+Path = list[tuple[Step, frozenset[str]]]
+"""Steps, each with the columns that no later step reads."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The steps of every source, then those of all records, for the tables of all sinks. `buckets`: their number after the exchange.
+
+    `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
+
+    Raise ValueError unless the mapping is the last step, and at most one has state. No transform behind that one drops records: its own
+    part that drops copies runs after all others, so only a record with a row counts as the first of its key.
+    """
+
+    release: int
+    buckets: int
+    lanes: tuple[Lane, ...]
+    shared: tuple[Step, ...]
+    leg: str = SINK
+
+    def __post_init__(self) -> None:
+        if not self.lanes or len({lane.source for lane in self.lanes}) < len(self.lanes):
+            raise ValueError("a program needs lanes, one for each source")
+        if [step.rank for step in self.shared] != [*[Rank.TRANSFORM] * (len(self.shared) - 1), Rank.LAST]:
+            raise ValueError(f"the steps {_names(self.shared)} do not end with the one {MapToTables.name}")
+        keyed = [index for index, step in enumerate(self.shared) if step.state is State.PER_BUCKET]
+        behind = self.shared[keyed[0] + 1 : -1] if keyed else ()
+        if any(step.drops or step.state is State.PER_BUCKET for step in behind):
+            raise ValueError(f"step {self.shared[keyed[0]].name} must be the last one that drops records, and the only one with state")
+
+    def encode(self) -> bytes:
+        record = {"release": self.release, "buckets": self.buckets, "lanes": [lane.encode() for lane in self.lanes]}
+        return json.dumps({**record, "steps": [step.encode() for step in self.shared]}, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> "Program":
+        """Return the program that `encode` has written, its JSON read. Raise KeyError, TypeError or ValueError for anything else."""
+        if record.keys() != {"release", "buckets", "lanes", "steps"}:
+            raise ValueError(f"its parts are {', '.join(map(repr, sorted(record)))}"[:200])
+        lanes = tuple(map(Lane.decode, record["lanes"]))
+        return cls(int(record["release"]), int(record["buckets"]), lanes, _steps_of(record["steps"]))
+
+    @cached_property
+    def version(self) -> str:
+        """The digest of the list, by which plans and frames name it."""
+        return hashlib.sha256(self.encode()).hexdigest()[:16]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps: those of each source, then those of all records."""
+        return (*(step for lane in self.lanes for step in lane.steps), *self.shared)
+
     @property
     def tables(self) -> MapToTables:
-        step = self.steps[-1]
+        step = self.shared[-1]
         assert isinstance(step, MapToTables)
         return step
 
@@ -115,7 +156,15 @@ class Program:
     @cached_property
     def dedup(self) -> Dedup:
         """The step that drops copies, or NO_DEDUP."""
-        return next((step for step in self.steps if isinstance(step, Dedup)), NO_DEDUP)
+        return next((step for step in self.shared if isinstance(step, Dedup)), NO_DEDUP)
+
+    @property
+    def before_dedup(self) -> Columns:
+        """The fields before the step that drops copies, with their types."""
+        columns = self._after_lanes
+        for step in self.shared[: self.shared.index(self.dedup)] if self.dedup.key else ():
+            columns = step.columns_out(columns)
+        return columns
 
     @property
     def archives(self) -> frozenset[str]:
@@ -149,26 +198,71 @@ class Program:
     @property
     def widening(self) -> int:
         """How many times the size of their records rows may take."""
-        whole = {column.name for column in self.parse.columns if column.is_whole}
-        tables = self.tables.tables
-        return self.tables.widening + sum(column.field in whole for table in tables for column in table.columns)
+        read = [column.field for table in self.tables.tables for column in table.columns]
+        whole = [{column.name for column in lane.parse.columns if column.is_whole} for lane in self.lanes]
+        return self.tables.widening + max(sum(name in names for name in read) for names in whole)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
         """The columns, besides the table's, that the part after the exchange needs."""
         return tuple(name for step in self.steps for name in step.carried)
 
+    @property
+    def sources(self) -> list[str]:
+        """The ids of the sources, in their order."""
+        return [lane.source for lane in self.lanes]
+
     @cached_property
-    def path(self) -> list[tuple[Step, frozenset[str]]]:
-        """The steps before the exchange, each with the fields that no later step reads."""
-        columns: Columns = {}
-        path = []
-        for index, step in enumerate(self.steps):
-            columns, later = step.columns_out(columns), self.steps[index + 1 :]
-            needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(columns)
-            path.append((step, frozenset(columns.keys() - needed)))
-            columns = {name: kind for name, kind in columns.items() if name in needed}
-        return path
+    def lane_paths(self) -> tuple[Path, ...]:
+        """The path of each lane, in their order."""
+        return tuple(_path({}, lane.steps, self.shared)[0] for lane in self.lanes)
+
+    @cached_property
+    def shared_path(self) -> Path:
+        """The steps of all records before the exchange."""
+        return _path(self._after_lanes, self.shared, ())[0]
+
+    @cached_property
+    def _after_lanes(self) -> Columns:
+        """The fields of the records of all sources, as far as the steps of all read them."""
+        return common([_path({}, lane.steps, self.shared)[1] for lane in self.lanes])
+
+    def by_lane(self, records: pa.Table) -> list[pa.Table]:
+        """Return the records of each lane, as `records_for` returns them all. Raise HaltError for a source without a lane."""
+        if len(self.lanes) == 1:
+            return [records]
+        found = [records.filter(pc.equal(records.column(SOURCE_COLUMN), source)) for source in self.sources]
+        if sum(lane.num_rows for lane in found) < records.num_rows:
+            unknown = sorted({*records.column(SOURCE_COLUMN).unique().to_pylist()} - {*self.sources})
+            raise HaltError(f"configuration {self.version} has no source {unknown[0]!r}; restore the sources of the pipeline file")
+        return found
+
+    def united(self, lanes: Sequence[pa.Table]) -> pa.Table:
+        """Return the records behind the lanes together, in position order, with the columns that all of them have."""
+        if len(lanes) == 1:
+            return lanes[0]
+        first, *others = (lane.schema for lane in lanes)
+        kept = [field.name for field in first if field.name.startswith("_tf_") or all(field in other for other in others)]
+        return in_position_order(joined([lane.select([name for name in lane.column_names if name in kept]) for lane in lanes]))
+
+
+def _names(steps: Sequence[Step]) -> str:
+    return ", ".join(step.name for step in steps)
+
+
+def _steps_of(records: Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
+    return tuple(kinds()[step["step"]].decode(step) for step in records)
+
+
+def _path(columns: Columns, steps: Sequence[Step], behind: Sequence[Step]) -> tuple[Path, Columns]:
+    """Return (the path of steps over these columns, the columns after it), where the steps `behind` follow."""
+    path: Path = []
+    for index, step in enumerate(steps):
+        columns, later = step.columns_out(columns), (*steps[index + 1 :], *behind)
+        needed = frozenset[str]().union(*(one.fields_read() for one in later)) if later else frozenset(columns)
+        path.append((step, frozenset(columns.keys() - needed)))
+        columns = {name: kind for name, kind in columns.items() if name in needed}
+    return path, columns
 
 
 @dataclass(frozen=True)
@@ -190,7 +284,7 @@ def run(
 
     A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
     """
-    records = joined([records_of(frame.message, frame.arrival_us) for frame in frames])
+    records = records_for(program, frames)
     passed = run_records(program, engine, records, decided, renew)
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
@@ -199,17 +293,30 @@ def run(
     if rejected.num_rows:
         reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
         counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
-    return Made(passed.accepted, dead_letters(records, rejected, program.version, program.source), counts)
+    source = program.lanes[0].source if len(program.lanes) == 1 else None
+    return Made(passed.accepted, dead_letters(records, rejected, program.version, source), counts)
+
+
+def records_for(program: Program, frames: Sequence[Arrived]) -> pa.Table:
+    """Return the records of whole raw frames as the program reads them, in the order of the frames."""
+    read = records_of if len(program.lanes) == 1 else sourced_records_of
+    return joined([read(frame.message, frame.arrival_us) for frame in frames])
 
 
 def run_records(
     program: Program, engine: Engine, records: pa.Table, decided: Decided = (), renew: Callable[[], Engine] = open_engine
 ) -> StageOutput:
-    """Take records with their positions (`records.with_positions`), in position order, through the steps; see `run`."""
+    """Take records as `records_for` returns them, in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
-    widest = widest_bytes(records, program.parse.columns)
-    passed = pass_through(program.path, Context(engine, program.carried, widest), tried.accepted, renew)
-    return StageOutput(program.dedup.sealed(passed.accepted), pa.concat_tables([tried.rejected, passed.rejected]), passed.dropped)
+    widest = max(widest_bytes(records, lane.parse.columns) for lane in program.lanes)
+    context = Context(engine, program.carried, widest)
+    by_lane = list(zip(program.lane_paths, program.by_lane(tried.accepted), strict=True))
+    present = [(path, mine) for path, mine in by_lane if mine.num_rows] or by_lane[:1]
+    lanes = [pass_through(path, context, mine, renew) for path, mine in present]
+    passed = pass_through(program.shared_path, context, program.united([lane.accepted for lane in lanes]), renew)
+    rejected = pa.concat_tables([tried.rejected, *(part.rejected for part in (*lanes, passed))])
+    dropped = sum((Counter(part.dropped) for part in (*lanes, passed)), Counter[str]())
+    return StageOutput(program.dedup.sealed(passed.accepted), rejected, dropped)
 
 
 def new_counts() -> dict[str, int]:
@@ -250,36 +357,69 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
     Nullness and DEFAULTs are taken from the tables, types from the mappings. A column that a mapping declares by its base type may be
     Nullable in the table (GlassFlow's files do so).
     """
-    source = only_source(config)
     faults: list[Fault] = []
-    steps: list[Step] = []
-    known: Columns = {}
-    units: Mapping[str, str] = {field.name: field.unit for field in source.schema_fields if field.unit}
-    units = {**units, **{column.name: column.unit for column in source.columns if column.unit}}
-
-    def add(path: str, made: Callable[[], Step]) -> None:
-        nonlocal known
-        try:
-            steps.append(made())
-            known = steps[-1].columns_out(known)
-        except ValueError as error:
-            faults.append(Fault(path, str(error)))
-
-    add(f"sources[{config.sources.index(source)}].schema_fields", lambda: Parse.of_source(source))
-    for index, transform in in_order(config):
-        kind = kinds()[transform.step or transform.type]
-        add(f"transforms[{index}]", partial(kind.of_file, transform.config, known, units))
-        units = _units_after(transform, units)
+    transforms = in_order(config)
+    is_only = len(config.sources) == 1
+    lanes = [_Compiled.of_source(faults, index, source) for index, source in enumerate(config.sources)]
+    for source, lane in zip(config.sources, lanes, strict=True):
+        lane.add_all([entry for entry in transforms if entry[1].source_id == source.source_id and not is_only])
+    shared = _Compiled.of_union(faults, lanes)
+    shared.add_all([entry for entry in transforms if entry[1].source_id is None or is_only])
     targets: list[MapToTable] = []
     for seen, table in zip(config.by_sink, tables, strict=True):
         try:
-            targets.append(_mapping(seen, known, units, table))
-            targets[-1].check(known)
+            targets.append(_mapping(seen, shared.known, shared.units, table))
+            targets[-1].check(shared.known)
         except ValueError as error:
             faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
-    return Program(RELEASE, source.source_id, source.topic, config.buckets, (*steps, MapToTables(tuple(targets))))
+    made = (Lane(source.source_id, source.topic, tuple(lane.steps)) for source, lane in zip(config.sources, lanes, strict=True))
+    return Program(RELEASE, config.buckets, tuple(made), (*shared.steps, MapToTables(tuple(targets))))
+
+
+@dataclass
+class _Compiled:
+    """Steps as they are compiled, and the fields behind them with their types and units. `faults`: of the whole file."""
+
+    faults: list[Fault]
+    known: Columns
+    units: Mapping[str, str]
+    steps: list[Step] = field(default_factory=list)
+
+    @classmethod
+    def of_source(cls, faults: list[Fault], index: int, source: KafkaSource) -> "_Compiled":
+        """Return the parse of a source."""
+        declared: Sequence[SchemaField | KafkaColumn] = (*source.schema_fields, *source.columns)
+        lane = cls(faults, {}, {one.name: one.unit for one in declared if one.unit})
+        lane.add(f"sources[{index}].schema_fields", lambda: Parse.of_source(source))
+        return lane
+
+    @classmethod
+    def of_union(cls, faults: list[Fault], lanes: "Sequence[_Compiled]") -> "_Compiled":
+        """Return what follows the lanes: no step yet, over the fields that all of them have, counted in the same unit."""
+        known = common([lane.known for lane in lanes])
+        for name in known:
+            if len(units := {lane.units.get(name, "no unit") for lane in lanes}) > 1:
+                faults.append(
+                    Fault("sources", f"the field {name} has different units: {', '.join(sorted(units))}; give it one in all sources")
+                )
+        return cls(faults, known, {name: unit for name, unit in lanes[0].units.items() if name in known})
+
+    def add_all(self, transforms: Sequence[tuple[int, Transform]]) -> None:
+        """Add transforms, each with its index in the file."""
+        for index, transform in transforms:
+            kind = kinds()[transform.step or transform.type]
+            self.add(f"transforms[{index}]", partial(kind.of_file, transform.config, self.known, self.units))
+            self.units = _units_after(transform, self.units)
+
+    def add(self, path: str, made: Callable[[], Step]) -> None:
+        """Add a step, or its fault."""
+        try:
+            self.steps.append(made())
+            self.known = self.steps[-1].columns_out(self.known)
+        except ValueError as error:
+            self.faults.append(Fault(path, str(error)))
 
 
 def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ with the combined watermark alone, and move none.
 All of this is a function of the raw log; it depends on no clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pipelines.key_store.index import Words
 from pipelines.protocol.bodies import NEVER, Watermarks
-from pipelines.protocol.naming import is_redriven
+from pipelines.protocol.naming import is_redriven, source_of_subject
 from pipelines.protocol.records import HEADER_PARTITION, Message
 
 TIME_COLUMN = "_tf_time"
@@ -39,6 +39,8 @@ IDLE_RECORDS = 2_000_000
 A range of ingest has at most 500,000 offsets, which tasks may read partition by partition. Between two ranges there may be twice as many.
 """
 _NO_PARTITION = -1
+PARTITIONS_OF_A_SOURCE = 1 << 20
+"""The distance between the numbers of two sources' first partitions; Kafka's brokers hold far fewer."""
 Times = npt.NDArray[np.int64]
 
 
@@ -67,12 +69,14 @@ class FrameTimes:
     window_us: int
 
     @classmethod
-    def of(cls, records: pa.Table, frames: Iterable[Message], before: Watermarks, window_us: int) -> "FrameTimes":
-        """Return the times of `frames`; `records` must be all of their records that reached dedup."""
+    def of(
+        cls, records: pa.Table, frames: Iterable[Message], before: Watermarks, window_us: int, sources: Sequence[str] = ()
+    ) -> "FrameTimes":
+        """Return the times of `frames`; `records` must be all of their records that reached dedup. `sources`: their ids, if several."""
         found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max"), (TIME_COLUMN, "count")])
         columns = (found.column(name).to_pylist() for name in ("_tf_sequence", f"{TIME_COLUMN}_max", f"{TIME_COLUMN}_count"))
         timed = {sequence: (newest, count) for sequence, newest, count in zip(*columns, strict=True)}
-        rows = ((frame.sequence, partition_of(frame), *timed.get(frame.sequence, (NEVER, 0))) for frame in frames)
+        rows = ((frame.sequence, partition_of(frame, sources), *timed.get(frame.sequence, (NEVER, 0))) for frame in frames)
         return cls.of_rows(rows, before, window_us)
 
     @classmethod
@@ -131,9 +135,12 @@ class FrameTimes:
         return own_before, combined_before, Watermarks(combined, newest_of_all, count, partitions)
 
 
-def partition_of(frame: Message) -> int:
-    """Return the partition of a raw frame, -1 if redriven."""
-    return _NO_PARTITION if is_redriven(frame.subject) else int(frame.headers[HEADER_PARTITION])
+def partition_of(frame: Message, sources: Sequence[str] = ()) -> int:
+    """Return the partition of a raw frame, -1 if redriven; those of the second of several sources begin at PARTITIONS_OF_A_SOURCE."""
+    if is_redriven(frame.subject):
+        return _NO_PARTITION
+    place = sources.index(source_of_subject(frame.subject)) if len(sources) > 1 else 0
+    return place * PARTITIONS_OF_A_SOURCE + int(frame.headers[HEADER_PARTITION])
 
 
 def with_newest_before(records: pa.Table) -> pa.Table:

@@ -1,7 +1,7 @@
 """The stages of the protocol's model: they refuse one value and write its name behind the others; and its frames."""
 
 import hashlib
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
 from support.programs import first_of, program
+from tests.support.programs import of_steps
 
 BUCKETS = 3
 MORE = b" and more"
@@ -38,7 +39,7 @@ def configuration(refused: str, window_us: int, has_more: bool = False, lateness
 def modelled(config: Program) -> Program:
     """`config` with the model's steps in place of the real ones."""
     kinds = {Parse: ModelParse, Dedup: ModelDedup, MapToTables: ModelMap}
-    return replace(config, steps=tuple(kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps))
+    return of_steps([kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps], config.buckets)
 
 
 def apply(value: bytes, config: Program) -> bytes | None:

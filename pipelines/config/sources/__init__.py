@@ -245,6 +245,10 @@ class KafkaSource(Model):
     def field_names(self) -> list[str]:
         return [field.name for field in self.schema_fields] + [column.name for column in self.columns]
 
+    def place(self) -> tuple[object, ...]:
+        """Return what two sources must not share: where their records are. Also called over a `Partial`."""
+        return frozenset(self.connection_params.brokers), self.topic
+
     def _location(self, index: int) -> Location:
         """Return the location of the name at this index of `field_names`."""
         column = index - len(self.schema_fields)

@@ -10,7 +10,7 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process.arrivals import Arrived, arrivals
 from pipelines.proof.verification.reference import FRAME_SCHEMA
 from pipelines.protocol.bodies import ClockReset
-from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.naming import Names, is_redriven, source_of_subject
 from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.protocol.records import decode_columns
 from pipelines.types.vectors import one_chunk
@@ -64,6 +64,7 @@ def batch_of(frame: Arrived, parts: Collection[str]) -> pa.RecordBatch:
         pa.array(is_oversize),
         pa.array(is_past),
         one_chunk(table.column("sink")) if has_history else pa.nulls(rows, pa.string()),
+        pa.repeat(source_of_subject(message.subject), rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
 

@@ -13,13 +13,12 @@ from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.steps import trusted_codes
 from pipelines.proof.verification.table import examples_of
+from pipelines.proof.verification.values import literal
 from pipelines.protocol.outcomes import DROPPED, label_of
 from pipelines.protocol.positions import ORDINAL_BITS
 
 
-def find_dead_letters(
-    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, topic: str, examples: int, is_purged: bool
-) -> None:
+def find_dead_letters(engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, examples: int, is_purged: bool) -> None:
     """Compare the dead letters with the records that the reference rejects. `is_purged`: dead letters were discarded."""
     faults = filled("reference/dead_letter_faults", first=span.bounds.first, last=span.bounds.last)
     for kind, count in engine.execute(f"SELECT kind, count(*) FROM ({faults}) GROUP BY kind ORDER BY kind").fetchall():  # noqa: S608
@@ -30,7 +29,7 @@ def find_dead_letters(
             "SELECT position, coalesce('a dead letter of ' || wanted, 'no dead letter') AS wanted, "  # noqa: S608
             f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
         )
-        report.find("dead letters", kind, count, examples_of(engine, named, examples, topic))
+        report.find("dead letters", kind, count, examples_of(engine, named, examples))
     wide = _number(engine, "SELECT count(*) FROM dead_letters WHERE code = 'row_too_large' AND position >= $first", first=span.bounds.first)
     report.leave_out("dead letters of rows that are too large for a frame: their size is not recomputed", wide)
     ended = f"SELECT count(*) FROM dead_letters WHERE code IN ({trusted_codes()}) AND position BETWEEN $first AND $last"  # noqa: S608
@@ -39,23 +38,31 @@ def find_dead_letters(
 
 
 def find_other_bytes(
-    engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, source: KafkaSource, redriven: Sequence[int], examples: int
+    engine: duckdb.DuckDBPyConnection,
+    report: Verification,
+    span: Span,
+    sources: Sequence[KafkaSource],
+    redriven: Sequence[int],
+    examples: int,
 ) -> None:
     """Compare the bytes of the raw records with Kafka's. `redriven`: raw frames of redriven dead letters."""
-    topic, bounds = source.topic, {"first": span.bounds.first, "last": span.bounds.last}
+    bounds = {"first": span.bounds.first, "last": span.bounds.last}
     engine.execute("CREATE TABLE redriven AS SELECT unnest($sequences::UBIGINT[]) AS sequence", {"sequences": redriven})
+    engine.execute('CREATE TABLE kafka (source VARCHAR, "partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
     first_and_last = (
-        'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last '  # noqa: S608
+        'SELECT "partition", min("offset"), max("offset") FROM parsed WHERE position BETWEEN $first AND $last AND source = $source '  # noqa: S608
         f'AND position >> {ORDINAL_BITS} NOT IN (SELECT sequence FROM redriven) GROUP BY "partition"'
     )
-    within = {partition: (first, last) for partition, first, last in engine.execute(first_and_last, bounds).fetchall()}
-    engine.execute('CREATE TABLE kafka ("partition" INTEGER, "offset" BIGINT, bytes UBIGINT)')
-    for batch in topic_batches(client_settings(source), topic, with_values=True, within=within):
-        run_over(engine, "batch", batch, 'INSERT INTO kafka SELECT "partition", "offset", hash(value) FROM batch')
+    for source in sources:
+        of_source = engine.execute(first_and_last, {**bounds, "source": source.source_id}).fetchall()
+        within = {partition: (first, last) for partition, first, last in of_source}
+        insert = f'INSERT INTO kafka SELECT {literal(source.source_id)}, "partition", "offset", hash(value) FROM batch'  # noqa: S608
+        for batch in topic_batches(client_settings(source), source.topic, with_values=True, within=within) if within else ():
+            run_over(engine, "batch", batch, insert)
     report.counts["in Kafka"] = _number(engine, "SELECT count(*) FROM kafka")
     faults = filled("reference/other_bytes", **bounds)
     count = _number(engine, f"SELECT count(*) FROM ({faults})")  # noqa: S608
-    report.find("streams", "different", count, examples_of(engine, faults, examples, topic) if count else (), "value")
+    report.find("streams", "different", count, examples_of(engine, faults, examples) if count else (), "value")
 
 
 def note_lost_values(

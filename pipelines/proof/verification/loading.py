@@ -1,6 +1,6 @@
 """The records and dead letters of a span, read into the reference."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 from pipelines.connectors.nats.client import JetStream
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program
+from pipelines.process.watermarks import PARTITIONS_OF_A_SOURCE
 from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import read_dead_letters
 from pipelines.proof.verification.record_columns import parts_read
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
-from pipelines.protocol.naming import Names, is_redriven
+from pipelines.protocol.naming import Names, is_redriven, source_of_subject
 from pipelines.protocol.positions import first_position
 from pipelines.protocol.records import HEADER_PARTITION
 from pipelines.protocol.topology import LegId
@@ -44,15 +45,20 @@ def reference_engine(directory: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @dataclass
 class FramesSeen:
-    """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters."""
+    """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters.
 
+    `sources`: the ids of the sources; the partitions of each have numbers of their own, as in the watermarks of `done`.
+    """
+
+    sources: Sequence[str]
     arrivals_us: dict[int, int] = field(default_factory=dict)
     partitions: dict[int, int | None] = field(default_factory=dict)
 
     def add(self, frame: Arrived) -> None:
         sequence, message = frame.message.sequence, frame.message
         self.arrivals_us[sequence] = frame.arrival_us
-        self.partitions[sequence] = None if is_redriven(message.subject) else int(message.headers[HEADER_PARTITION])
+        first = self.sources.index(source_of_subject(message.subject)) * PARTITIONS_OF_A_SOURCE
+        self.partitions[sequence] = None if is_redriven(message.subject) else first + int(message.headers[HEADER_PARTITION])
 
     @property
     def redriven(self) -> list[int]:
@@ -69,6 +75,11 @@ class Source:
     history: History
     configs: Mapping[str, Program]
 
+    @property
+    def sources(self) -> Sequence[str]:
+        """The ids of the pipeline's sources, in their order."""
+        return self.configs[self.history.plans[-1].version].sources
+
 
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
     """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference."""
@@ -78,12 +89,12 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
         if is_inside.any():
             reference.add_dead_letters(_named(dead_letters.filter(pa.array(is_inside)), source.sink))
-    history, seen = source.history, FramesSeen()
+    history, seen = source.history, FramesSeen(source.sources)
     clock_us = history.arrival_us(span.read_from)
     for first, last, version in history.segments(span.read_from, span.last):
         progress(f"reading raw {first}..{last}")
         config = source.configs[version]
-        parts = parts_read(config.parse.columns)
+        parts = parts_read([column for lane in config.lanes for column in lane.parse.columns])
         frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add, parts)
         reference.load(frames, config)
         clock_us = max([clock_us, *seen.arrivals_us.values()])

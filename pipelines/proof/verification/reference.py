@@ -38,11 +38,13 @@ FRAME_SCHEMA = pa.schema(
         ("is_oversize", pa.bool_()),
         ("is_past", pa.bool_()),
         ("sink", pa.string()),
+        ("source", pa.string()),
     ]
 )
 """A raw record. `is_oversize`: `value` is only its head. `key`, `headers` and `timestamp_us` are null where no column reads them.
 
 `is_past`: dedup accepted it before it became a dead letter, and does not compare it again. `sink`: the only sink leg that takes it then.
+`source`: the id of its source.
 """
 BUCKET_FRAMES = 32
 """Raw frames whose rows are summed up together: a mismatch is narrowed down to them before rows are compared."""
@@ -111,13 +113,20 @@ class Reference:
         register(self._engine, config, self._functions)
         distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
-        run_over(self._engine, "frames", reader, statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes)))
+        rows = statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
+        if len(config.lanes) == 1:
+            run_over(self._engine, "frames", reader, rows)
+            return
+        # The statement reads the records once for each source, a reader gives them once.
+        run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
+        self._engine.execute(rows)
+        self._engine.execute("DROP TABLE frames")
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""
         sample = pa.Table.from_batches([records]).slice(0, _SAMPLED_RECORDS)
         known: Shapes = {}
-        for parent in parents(fields_of(config).values()):
+        for parent in {parent for lane in config.lanes for parent in parents(fields_of(lane).values())}:
             shapes = filled("reference/shapes", path=literal(json_path(parent)), most=_MOST_SHAPES)
             known[parent] = [shape for (shape,) in run_over(self._engine, "frames", sample, shapes)]
         return known
@@ -150,7 +159,7 @@ class Reference:
                     self._mark_late(step, bounds.before)
                 self._find_copies(step, bounds)
         listed = "".join(f", {column.label}" for column in self._columns)
-        listed += f', encode({literal(config.topic)}) AS topic, "partition", "offset", arrival_us'
+        listed += ', encode(topic) AS topic, "partition", "offset", arrival_us'
         expected = filled("reference/expected", bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last)
         self._engine.execute(expected)
 

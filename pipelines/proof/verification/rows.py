@@ -36,14 +36,14 @@ class RowSide:
             run_over(self._engine, "clickhouse", batch, f"INSERT INTO found SELECT 0{values} FROM clickhouse")  # noqa: S608
         return int(self._engine.execute("SELECT count(*) FROM found").fetchall()[0][0])
 
-    def faults(self, confirmed: int, examples: int, topic: str) -> Iterator[Finding]:
+    def faults(self, confirmed: int, examples: int) -> Iterator[Finding]:
         """Yield the differences. `confirmed`: the last position whose row must be there; later rows may be there."""
         columns = ", ".join(column.label for column in self._columns)
         self._engine.execute(filled("reference/multiset", columns=columns, confirmed=confirmed))
         missing = self._count("greatest(wanted - found, 0)", "true")
         if missing:
             rows = "SELECT position, 'a row' AS wanted, 'fewer rows like it' AS found FROM multiset WHERE wanted > multiset.found"
-            yield Finding("rows", "missing", missing, None, examples_of(self._engine, rows, examples, topic))
+            yield Finding("rows", "missing", missing, None, examples_of(self._engine, rows, examples))
         surplus = "greatest(found - wanted - pending, 0)"
         doubled = self._count(surplus, "wanted + pending > 0")
         if doubled:
@@ -51,7 +51,7 @@ class RowSide:
                 "SELECT position, (wanted + pending) || ' rows like it' AS wanted, multiset.found || ' rows' AS found "
                 "FROM multiset WHERE wanted + pending > 0 AND multiset.found > wanted + pending"
             )
-            yield Finding("rows", "doubled", doubled, None, examples_of(self._engine, rows, examples, topic))
+            yield Finding("rows", "doubled", doubled, None, examples_of(self._engine, rows, examples))
         extra = self._count(surplus, "wanted + pending = 0")
         if extra:
             yield Finding("rows", "extra", extra, None, self._strangers(columns, examples))

@@ -13,7 +13,6 @@ import duckdb
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.config.source_ids import source_by_id
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
@@ -175,11 +174,10 @@ class Verifier:
         """Note the differences in dead letters and, on request, in Kafka's bytes."""
         note_lost_values(engine, self.report, subject.history, span, subject.lost)
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
-        find_dead_letters(engine, self.report, span, subject.config.topic, self._request.examples, is_purged)
+        find_dead_letters(engine, self.report, span, self._request.examples, is_purged)
         if self._request.with_kafka:
             self._progress("reading Kafka")
-            source = source_by_id(self._config, subject.config.source)
-            find_other_bytes(engine, self.report, span, source, seen.redriven, self._request.examples)
+            find_other_bytes(engine, self.report, span, self._config.sources, seen.redriven, self._request.examples)
 
     # A table with positions.
 
@@ -204,7 +202,7 @@ class Verifier:
         for name, count in table.defaults().items():
             report.leave_out(f"values of column {name} that the table's DEFAULT filled in", count)
         self._progress("comparing rows")
-        report.findings += table.faults(request.examples, config.topic)
+        report.findings += table.faults(request.examples)
         self.missing = table.missing
         for column, count in table.unsure.items():
             report.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
@@ -267,7 +265,7 @@ class Verifier:
         for column in renamed:
             made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
             report.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
-        for finding in rows.faults(last_position(history.confirmed_to), self._request.examples, subject.config.topic):
+        for finding in rows.faults(last_position(history.confirmed_to), self._request.examples):
             # Excess rows may belong to records that are not confirmed yet.
             if finding.kind == "missing" or is_quiet:
                 report.findings.append(finding)

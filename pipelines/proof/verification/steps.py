@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.connectors.sql import filled
 from pipelines.functions.spec import HOST_CODES
-from pipelines.process.program import Program
+from pipelines.process.program import Lane, Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification import record_columns
 from pipelines.proof.verification.functions import argument, name_of
@@ -84,21 +84,37 @@ class Field:
 class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
 
-    `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted.
+    `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted. `source` and `topic`: of the records.
     """
 
     columns: Sequence[Column]
     known: Shapes
     with_bytes: bool = False
     leg: str = SINK
+    source: str = ""
+    topic: str = ""
 
 
 def statement_of(program: Program, wanted: Wanted) -> str:
     """Return the statement that makes rows of `parsed` of records, step by step in the order of `program`."""
-    fields = fields_of(program)
-    indexes = count(len(fields))
-    rows = ""
-    for step in program.steps:
+    indexes = count(max(len(fields_of(lane)) for lane in program.lanes))
+    lanes = []
+    for lane in program.lanes:
+        own = "" if len(program.lanes) == 1 else f" WHERE source = {literal(lane.source)}"
+        of_lane = replace(wanted, source=lane.source, topic=lane.topic)
+        lanes.append(_through(lane.steps, fields_of(lane), f"SELECT * FROM frames{own}", of_lane, indexes))  # noqa: S608
+    rows, fields = lanes[0] if len(lanes) == 1 else _union(lanes, indexes)
+    rows, _ = _through(program.shared, fields, rows, replace(wanted, leg=program.leg), indexes)
+    return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
+
+
+Stated = tuple[str, dict[str, "Field"]]
+"""A statement of rows, and their fields by name."""
+
+
+def _through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: Wanted, indexes: Iterator[int]) -> Stated:
+    """Return the rows behind steps, from those before them."""
+    for step in steps:
         made: dict[str, Field] = {}
         if getattr(step, "routes", False):
             rows = _routed(step, fields, rows)
@@ -107,16 +123,30 @@ def statement_of(program: Program, wanted: Wanted) -> str:
         elif step.name == "python":
             made, parameters = _python(step, fields, indexes)
         else:
-            parameters = _PARAMETERS.get(step.name, _literals)(step, fields, replace(wanted, leg=program.leg))
+            parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)
         rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
         fields = {**(fields if getattr(step, "keeps_fields", True) else {}), **made}
-    return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
+    return rows, fields
 
 
-def fields_of(program: Program) -> dict[str, Field]:
-    fields = [Field(index, name, source) for index, (name, source) in enumerate(program.parse.fields)]
-    for index, column in enumerate(program.parse.columns, start=len(fields)):
-        beside = record_columns.kind_and_text(column, program.topic)
+def _union(lanes: Sequence[Stated], indexes: Iterator[int]) -> Stated:
+    """Return the rows of all sources, with the fields that all have as one type."""
+    first, *others = (fields for _, fields in lanes)
+    names = [name for name, field in first.items() if all(name in one and one[name].source == field.source for one in others)]
+    together = {name: Field(next(indexes), name, first[name].source) for name in names}
+    selected = []
+    for rows, fields in lanes:
+        pairs = [(fields[name], field) for name, field in together.items()]
+        columns = "".join(f", {own.kind} AS {field.kind}, {own.text} AS {field.text}" for own, field in pairs)
+        selected.append(filled("reference/of_source", columns=columns, rows=rows))
+    return " UNION ALL ".join(selected), together
+
+
+def fields_of(lane: Lane) -> dict[str, Field]:
+    """Return the fields of a source's records."""
+    fields = [Field(index, name, source) for index, (name, source) in enumerate(lane.parse.fields)]
+    for index, column in enumerate(lane.parse.columns, start=len(fields)):
+        beside = record_columns.kind_and_text(column, lane.topic)
         fields.append(Field(index, column.name, record_columns.source_of(column.type), beside))
     return {field.name: field for field in fields}
 
@@ -152,6 +182,8 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     paths = [path for field in fields.values() for path in field.paths]
     distinct = [_keys_are_distinct(parent, wanted.known.get(parent, [])) for parent in parents(fields.values())]
     return {
+        "source": literal(wanted.source),
+        "topic": literal(wanted.topic),
         "wide_bytes": str(_MAY_BE_TOO_WIDE),
         "size": record_columns.size() if step.columns else "octet_length(value)",
         "bytes": "CASE WHEN NOT is_oversize THEN hash(value) END" if wanted.with_bytes else "NULL",

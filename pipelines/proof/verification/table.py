@@ -80,26 +80,26 @@ class TableSide:
         counts = self._engine.execute("SELECT label, count(*) FROM defaulted GROUP BY label").fetchall()
         return {names[label]: count for label, count in counts}
 
-    def faults(self, examples: int, topic: str) -> Iterator[Finding]:
+    def faults(self, examples: int) -> Iterator[Finding]:
         """Yield the differences in the rows of the buckets that differ, one by one."""
         ranges = self._mismatching_ranges()
         if not ranges:
             return
-        findings = list(self._row_faults(ranges, examples, topic))
+        findings = list(self._row_faults(ranges, examples))
         if not findings and not self.unsure:
             changed = "no row that differs: the table was changed meanwhile, verify again"
             example = {"expected": "at both looks the same rows", "found": changed}
             findings = [Finding("rows", "different", len(ranges), None, [example])]
         yield from findings
 
-    def _row_faults(self, ranges: Sequence[tuple[int, int]], examples: int, topic: str) -> Iterator[Finding]:
+    def _row_faults(self, ranges: Sequence[tuple[int, int]], examples: int) -> Iterator[Finding]:
         self._engine.execute("CREATE TABLE wanted AS FROM expected SEMI JOIN mismatching USING (bucket)")
         differing = " OR ".join(f"_tf_sequence BETWEEN {low} AND {high}" for low, high in ranges)
         self._with_rows(f"{self._range} AND ({differing})", f"CREATE TABLE found AS {self._plain()}")
         self._engine.execute("DELETE FROM found WHERE bucket NOT IN (SELECT bucket FROM mismatching)")
         kinds: tuple[Kind, ...] = ("missing", "extra", "doubled")
         for kind in kinds:
-            yield from self._finding(kind, statement(f"reference/{kind}"), examples, topic)
+            yield from self._finding(kind, statement(f"reference/{kind}"), examples)
         for column in self.columns:
             sides = {side: text_sql(column.type, f'{side}."{column.label}"') for side in ("wanted", "found")}
             different = filled("reference/different", column=f'"{column.label}"', **sides)
@@ -108,16 +108,16 @@ class TableSide:
                 if count := self._engine.execute(before).fetchall()[0][0]:
                     self.unsure[column] = count
                 different = f"SELECT * FROM ({different}) WHERE position >= {column.since}"  # noqa: S608
-            yield from self._finding("different", different, examples, topic, column.name)
+            yield from self._finding("different", different, examples, column.name)
 
-    def _finding(self, kind: Kind, faults: str, examples: int, topic: str, column: str | None = None) -> Iterator[Finding]:
+    def _finding(self, kind: Kind, faults: str, examples: int, column: str | None = None) -> Iterator[Finding]:
         """Yield a finding if there is one. `faults`: a SELECT of position, wanted and found."""
         count = self._engine.execute(f"SELECT count(*) FROM ({faults})").fetchall()[0][0]  # noqa: S608
         if count:
             if kind == "missing":
                 positions = self._engine.execute(f"SELECT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
                 self.missing = np.asarray(positions, dtype=np.uint64)
-            yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples, topic))
+            yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples))
 
     # Reading.
 
@@ -178,23 +178,23 @@ class TableSide:
         return ranges if len(ranges) <= _MOST_RANGES else [(ranges[0][0], ranges[-1][1])]
 
 
-def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int, topic: str) -> list[dict[str, Any]]:
+def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int) -> list[dict[str, Any]]:
     """Return the first of some faults by position, each with its Kafka coordinates if a raw record is there."""
     rows = engine.execute(
-        f'SELECT position, "partition", "offset", wanted, found FROM ({faults}) LEFT JOIN parsed USING (position) '  # noqa: S608
+        f'SELECT position, topic, "partition", "offset", wanted, found FROM ({faults}) LEFT JOIN parsed USING (position) '  # noqa: S608
         "ORDER BY position LIMIT ?",
         [most],
     ).fetchall()
     return [
         {
-            "topic": topic if partition is not None else None,
+            "topic": topic,
             "partition": partition,
             "offset": offset,
             "position": position_text(position),
             "expected": wanted,
             "found": found,
         }
-        for position, partition, offset, wanted, found in rows
+        for position, topic, partition, offset, wanted, found in rows
     ]
 
 

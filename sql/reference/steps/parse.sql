@@ -2,7 +2,7 @@
 -- name, then under its dotted path; of a column beside the JSON they come from the record. `stage` is the one that rejects the record: the first that does.
 SELECT * EXCLUDE (is_object), CASE WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
 FROM (
-    SELECT position, "partition", "offset", arrival_us, is_past, sink, is_wide, bytes, is_object, $kinds_and_texts
+    SELECT position, $source AS source, $topic AS topic, "partition", "offset", arrival_us, is_past, sink, is_wide, bytes, is_object, $kinds_and_texts
     FROM (
         SELECT *, json_type(document, [$paths]) AS kinds, json_extract_string(document, [$paths]) AS texts,
                coalesce(json_type(document) = 'OBJECT' AND $keys_are_distinct, false) AS is_object
@@ -10,7 +10,7 @@ FROM (
             SELECT *, CASE WHEN json_valid(text) THEN text::JSON END AS document
             FROM (
                 SELECT *, $size > $wide_bytes AS is_wide, $bytes AS bytes, CASE WHEN NOT is_oversize THEN try(decode(value)) END AS text
-                FROM frames
+                FROM ($rows)
             )
         )
     )

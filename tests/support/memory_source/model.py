@@ -27,5 +27,9 @@ class MemorySource(Model):
     def field_names(self) -> Sequence[str]:
         return [field.name for field in self.schema_fields]
 
+    def place(self) -> tuple[object, ...]:
+        """Return what two sources must not share: the lists."""
+        return (self.topic,)
+
 
 SOURCE = MemorySource

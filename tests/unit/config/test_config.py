@@ -29,7 +29,7 @@ from pipelines.config import (
     version_of,
 )
 from pipelines.config.fields import at_sink
-from pipelines.config.source_ids import only_source, source_by_id
+from pipelines.config.source_ids import chosen_source, only_source, source_by_id
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError, HaltError, NotSupportedError
 
@@ -228,15 +228,18 @@ def test_sources_are_found_by_id_and_by_their_leg() -> None:
         source_by_id(config, "clicks")
 
 
-def test_what_needs_one_source_refuses_a_file_with_two() -> None:
-    with pytest.raises(NotSupportedError, match="sources: two sources are not supported yet"):
+def test_what_needs_one_source_asks_for_its_id() -> None:
+    with pytest.raises(ConfigurationError, match="sources: it has several sources, so one must be named: orders, users"):
         only_source(parsed(joined()))
+    assert chosen_source(parsed(joined()), "users").topic == "users"
+    with pytest.raises(ConfigurationError, match="sources: it has no source 'user': orders, users"):
+        chosen_source(parsed(joined()), "user")
     assert only_source(parsed(MINIMAL)).source_id == "orders"
 
 
 def test_join_of_two_sources_loads_and_is_not_supported_yet() -> None:
     config = parsed(joined())
-    assert unsupported(config) == ["join: is not supported yet", "sources: two sources are not supported yet"]
+    assert unsupported(config) == ["join: is not supported yet"]
     assert shape_of(config)["sources"] == {
         "orders": {"topic": "orders", "dedup_key": None, "join_key": ["order_id"]},
         "users": {"topic": "users", "dedup_key": None, "join_key": ["user_id"]},
@@ -742,7 +745,6 @@ def test_a_stateless_transform_replaces_the_fields() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "at", "message"),
     [
-        ("join.enabled", False, "sources", "two sources need a join"),
         ("join.left_source", ..., "join.left_source", "is required"),
         ("join.output_fields", [], "join.output_fields", "is required"),
         ("join.type", "window", "join.type", "must be temporal"),
@@ -756,7 +758,7 @@ def test_a_stateless_transform_replaces_the_fields() -> None:
         ("join.output_fields.1.output_name", "order_id", "join.output_fields[1]", "is given twice"),
         ("join.unmatched", "keep", "join.unmatched", "must be one of drop, emit, dead_letter"),
         ("sources.1.topic", "orders", "sources[1].source_id", "is used twice"),
-        ("transforms", [DEDUP], "transforms[0].source_id", "is required with two sources"),
+        ("transforms", [DEDUP], "transforms[0].source_id", "is required with a join"),
         ("sink.mapping.0.name", "user_id", "sink.mapping[0].name", "there is no field 'user_id'"),
     ],
 )
@@ -766,10 +768,10 @@ def test_misshapen_join_is_refused(path: str, value: Any, at: str, message: str)
     assert message in found[at]
 
 
-def test_three_sources_are_refused() -> None:
+def test_a_join_of_three_sources_is_refused() -> None:
     document = joined()
     document["sources"].append(changed("topic", "third", document["sources"][0]))
-    assert faults_of(document)["sources"] == "at most two sources, got 3"
+    assert faults_of(document)["join.enabled"] == "a join needs two sources, the file has 3"
 
 
 # All at once

@@ -30,6 +30,7 @@ from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION, HEADER_ROW
 from pipelines.protocol.topology import LegId, Topology
 from pipelines.testing import MemoryLog, records
 from pipelines.types.duckdb import open_engine
+from tests.support.programs import of_steps
 
 NAMES = Names("p")
 FIELDS, MAPPING = (("id", "int64"),), (("id", "id", "Int64", False),)
@@ -63,7 +64,7 @@ def test_a_batch_goes_on_without_its_poison_records(place: int) -> None:
     whole = configuration(("id",))
     steps = [ending(type(step))(**vars(step)) if at == place else step for at, step in enumerate(whole.steps)]
     with open_engine() as engine:
-        made = run(replace(whole, steps=tuple(steps)), engine, [frame(5, *range(40)), frame(6, 90, 91)])
+        made = run(of_steps(steps), engine, [frame(5, *range(40)), frame(6, 90, 91)])
     rows, dead_letters, counts = made.rows, made.dead_letters, made.counts
     assert rows.column("id").to_pylist() == [*range(13), *range(14, 40), 90, 91]
     (dead_letter,) = dead_letters.to_pylist()

@@ -20,12 +20,13 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
-from pipelines.process.program import Program, compile_program, run
+from pipelines.process.program import compile_program, run
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, StageOutput, empty_rejected, encode_frame
 from pipelines.testing import records
 from pipelines.types.duckdb import open_engine
+from tests.support.programs import of_steps
 
 HOUR_US = 3_600_000_000
 FIELDS = (("id", "int"), ("city", "string"), ("price", "float"), ("tags", "array"))
@@ -119,7 +120,8 @@ def test_only_table_columns_and_the_key_cross_the_exchange() -> None:
 
 
 def test_a_field_lives_until_the_last_step_that_reads_it() -> None:
-    path = program([*FIELDS, ("unread", "string")], COLUMNS, first_of("id", HOUR_US)).path
+    whole = program([*FIELDS, ("unread", "string")], COLUMNS, first_of("id", HOUR_US))
+    path = [*whole.lane_paths[0], *whole.shared_path]
     assert [(step.name, sorted(done_with)) for step, done_with in path] == [("parse", ["unread"]), ("dedup", ["id"]), ("mapping", [])]
 
 
@@ -127,8 +129,8 @@ def test_a_step_behind_dedup_and_a_second_parse_are_refused() -> None:
     whole = program(FIELDS, COLUMNS, first_of("id", HOUR_US))
     parse_step, dedup, mapping = whole.steps
     for steps in ([parse_step, dedup, Dedup(("city",), 1), mapping], [parse_step, parse_step, mapping], [dedup, mapping], [parse_step]):
-        with pytest.raises(ValueError, match=r"^(step dedup|the steps .* do not begin)"):
-            Program(whole.release, "orders", "orders", 8, tuple(steps))
+        with pytest.raises(ValueError, match=r"^(step dedup|the steps .* do not (begin|end))"):
+            of_steps(steps)
 
 
 class Loose(Step):

@@ -22,6 +22,7 @@ from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, with_posit
 from pipelines.testing import FIRST_INSTANT, records
 from pipelines.types.duckdb import open_engine
 from pipelines.types.record_columns import RecordColumn
+from tests.support.programs import of_steps
 
 ARRIVAL = datetime(2026, 1, 31, 12, tzinfo=UTC)
 _ENGINE = open_engine()
@@ -45,7 +46,7 @@ def of(columns: Sequence[RecordColumn], *between: Dedup, mapped: str = "Nullable
     """A program that maps the first of `columns`."""
     kinds = {"timestamp": "Nullable(DateTime64(6))", "int64": "Int64", "int32": "Int32", "bytes": mapped, "string": mapped, "map": "String"}
     plain = program(fields, [(columns[0].name, "c", kinds[columns[0].type], False)], *between)
-    return Program(plain.release, "orders", "orders", 8, (Parse(tuple(fields), tuple(columns)), *plain.steps[1:]))
+    return of_steps((Parse(tuple(fields), tuple(columns)), *plain.shared))
 
 
 def values(output: StageOutput) -> list[Any]:
@@ -178,20 +179,21 @@ def test_the_windows_of_dedup_go_by_kafkas_time_of_the_record() -> None:
 
 def test_columns_that_no_later_step_reads_end_at_parse() -> None:
     made = of([KEY, TRACE, SENT], first_of("trace", 1))
-    assert [(step.name, sorted(done_with)) for step, done_with in made.path] == [("parse", ["sent"]), ("dedup", ["trace"]), ("mapping", [])]
+    path = [*made.lane_paths[0], *made.shared_path]
+    assert [(step.name, sorted(done_with)) for step, done_with in path] == [("parse", ["sent"]), ("dedup", ["trace"]), ("mapping", [])]
     found = run_records(made, _ENGINE, raw([[(b"trace", b"1")]], [b"k"]))
     assert found.accepted.column_names == ["c", *POSITION_COLUMNS, *KEY_COLUMNS]
 
 
 def test_a_program_without_columns_is_stored_as_before() -> None:
     with_one, without = of([KEY]), program([("a", "int")], [("a", "c", "Int64", False)])
-    assert "columns" not in json.loads(without.encode())["steps"][0]
+    assert "columns" not in json.loads(without.encode())["lanes"][0]["steps"][0]
     assert [Program.decode(json.loads(made.encode())) for made in (with_one, without)] == [with_one, without]
 
 
 def test_a_foreign_column_of_a_stored_program_is_refused() -> None:
     stored = json.loads(of([KEY]).encode())
-    stored["steps"][0]["columns"][0][1] = "kye"
+    stored["lanes"][0]["steps"][0]["columns"][0][1] = "kye"
     with pytest.raises(ValueError, match="literal_error"):
         Program.decode(stored)
 
@@ -214,7 +216,7 @@ def test_a_records_size_counts_the_key_and_headers_that_are_read() -> None:
 def test_a_row_of_many_headers_is_too_large_for_a_frame() -> None:
     columns = [RecordColumn(f"c{n}", "headers", "", "map") for n in range(3)]
     plain = program([], [(f"c{n}", f"c{n}", "String", False) for n in range(3)])
-    made = Program(plain.release, "orders", "orders", 8, (Parse((), tuple(columns)), *plain.steps[1:]))
+    made = of_steps((Parse((), tuple(columns)), *plain.shared))
     found = run_records(made, _ENGINE, raw([[(b"h", b"x" * (MAX_ROW_BYTES // 3))], [(b"h", b"x")]]))
     assert [row[:3] for row in rejected(found)] == [(0, "transform", "row_too_large")]
     assert made.widening == 4

@@ -14,7 +14,7 @@ from support.programs import first_of
 
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import stored
-from pipelines.process.program import RELEASE, Made, Program, run
+from pipelines.process.program import Made, Program, run
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.proof.readers.frames import batch_of
@@ -24,6 +24,7 @@ from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_
 from pipelines.protocol.redrive import records_of_dead_letters
 from pipelines.testing import records
 from pipelines.types.duckdb import open_database, open_engine
+from tests.support.programs import of_steps
 
 FIELDS = (("id", "int"), ("kind", "string"), ("price", "float"))
 ALL, CHEAP, DEAR = "sink", "sink:cheap", "sink:dear"
@@ -37,7 +38,7 @@ def table(leg: str, when: str | None, *columns: tuple[str, str, str, bool], lang
 
 
 def program(*tables: MapToTable, between: Sequence[Any] = ()) -> Program:
-    return Program(RELEASE, "orders", "orders", 4, (Parse(FIELDS), *between, MapToTables(tables)))
+    return of_steps((Parse(FIELDS), *between, MapToTables(tables)), buckets=4)
 
 
 ROUTED = program(

@@ -51,7 +51,7 @@ def test_a_stored_configuration_is_read_back() -> None:
 
 def test_content_of_another_version_is_refused() -> None:
     log = MemoryLog()
-    log.publish(NAMES.config(CONFIG.version), replace(CONFIG, topic="other").encode(), {}, 0)
+    log.publish(NAMES.config(CONFIG.version), replace(CONFIG, buckets=9).encode(), {}, 0)
     with pytest.raises(HaltError, match="its content in tf-p-ledger has another version"):
         load(log, NAMES, CONFIG.version)
 
@@ -78,12 +78,15 @@ def test_content_of_another_version_is_refused() -> None:
 def test_a_step_that_nobody_of_ours_has_written_is_refused(place: int, change: dict[str, Any]) -> None:
     log = MemoryLog()
     record = json.loads(CONFIG.encode())
-    record["steps"][place] |= change
+    of_source = record["lanes"][0]["steps"]
+    (of_source[0] if place == 0 else record["steps"][place - 1]).update(change)
     with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):
         load(log, NAMES, publish(log, record))
 
 
-@pytest.mark.parametrize("change", [{"steps": []}, {"steps": 7}, {"unknown": 1}, {"buckets": "many"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"steps": []}, {"steps": 7}, {"lanes": []}, {"lanes": [{"steps": []}]}, {"unknown": 1}, {"buckets": "many"}], ids=str
+)
 def test_a_list_that_nobody_of_ours_has_written_is_refused(change: dict[str, Any]) -> None:
     log = MemoryLog()
     with pytest.raises(HaltError, match="only Tallyflow may write to its streams"):

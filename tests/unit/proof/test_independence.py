@@ -21,7 +21,7 @@ DATA_PATH = (
 """What writes and reads the records of a running pipeline."""
 
 EXCEPTIONS = {
-    "pipelines.process.program": ({"Program"}, "how a range was processed is a fact of the ledger; it holds names, no step"),
+    "pipelines.process.program": ({"Lane", "Program"}, "how a range was processed is a fact of the ledger; it holds names, no step"),
     "pipelines.process.steps.dedup": ({"Dedup"}, "the settings of the step, read from the ledger"),
     "pipelines.process.steps": ({"Step"}, "the type of a step's settings; the statement of a step is found by its name"),
     "pipelines.process.watermarks": (

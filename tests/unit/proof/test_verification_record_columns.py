@@ -26,6 +26,7 @@ from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, Message, 
 from pipelines.testing import FIRST_INSTANT, records
 from pipelines.types.duckdb import open_database, open_engine
 from pipelines.types.record_columns import RecordColumn
+from tests.support.programs import of_steps
 
 ARRIVAL_US = 1_780_000_000_123_456
 _ENGINE = open_engine()
@@ -53,7 +54,7 @@ def engine() -> Iterator[duckdb.DuckDBPyConnection]:
 
 def of(column: RecordColumn, kind: str, *between: Step) -> Program:
     plain = program([], [("it", "c", kind, False)], *between)
-    return Program(plain.release, "orders", "orders", 8, (Parse((), (column,)), *plain.steps[1:]))
+    return of_steps((Parse((), (column,)), *plain.shared))
 
 
 def arrived(headers: Sequence[Pairs], keys: Sequence[bytes | None], timestamps: Sequence[datetime] = ()) -> Arrived:
@@ -67,7 +68,7 @@ def arrived(headers: Sequence[Pairs], keys: Sequence[bytes | None], timestamps: 
 def computed(engine: duckdb.DuckDBPyConnection, made: Program, frame: Arrived) -> list[tuple[Any, ...]]:
     """The stage of each record, and the value that the table must have."""
     reference = Reference(engine, compared_columns(made))
-    reference.load(iter([batch_of(frame, parts_read(made.parse.columns))]), made)
+    reference.load(iter([batch_of(frame, parts_read(made.lanes[0].parse.columns))]), made)
     reference.add_frames({1: 5})
     reference.evaluate(made, Bounds(0, 2**63))
     return engine.execute("SELECT stage, v0 FROM parsed ORDER BY position").fetchall()

@@ -47,6 +47,7 @@ def frame(
         pa.array([ordinal in is_oversize for ordinal in range(rows)]),
         pa.array([ordinal in is_past for ordinal in range(rows)]),
         pa.nulls(rows, pa.string()),
+        pa.repeat("orders", rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
 
