@@ -27,7 +27,7 @@ from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
 from pipelines.config import json_schema, load, notes
-from pipelines.config.source_ids import only_source
+from pipelines.config.source_ids import chosen_source
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, HaltError, TallyflowError
 from pipelines.home import default_home
@@ -309,6 +309,7 @@ def produce(
     seed: Annotated[int, typer.Option(help="Same seed, same events.")] = 1,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic must be created.")] = 4,
     example: Annotated[str | None, typer.Option(help="Example whose records to send. Default: those of orders.")] = None,
+    source_id: Annotated[str | None, typer.Option("--source", metavar="ID", help="Source to send to, of a pipeline with several.")] = None,
 ) -> None:
     """Send the records of an example to the topic of a pipeline file."""
     from pipelines.connectors.kafka.settings import client_settings
@@ -319,7 +320,7 @@ def produce(
 
     with errors_as_exit():
         generator = load_example(example).generator if example else ORDERS
-        source = only_source(load(file))
+        source = chosen_source(load(file), source_id)
         recipe = Recipe(seed, size, duplicate_share, bad_share)
         summary = send(client_settings(source), source.topic, recipe, count, rate, partitions, generator=generator)
     typer.echo(json.dumps(asdict(summary), indent=2))

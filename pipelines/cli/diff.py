@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, Sample, opened_raw
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, opened_raw
 from pipelines.config import PipelineConfig, load
 from pipelines.counts import count_of
 
@@ -41,6 +41,7 @@ def diff(
     given: Annotated[
         Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
     ] = None,
+    source: Annotated[str | None, typer.Option("--source", metavar="ID", help=SOURCE_HELP)] = None,
     limit: Annotated[int, typer.Option(min=1, help="Records to read of --input and --from-dlq.")] = 100_000,
     examples: Annotated[int, typer.Option(min=0, max=100, help="Examples of each change.")] = 1,
     as_json: AsJson = False,
@@ -54,7 +55,7 @@ def diff(
     from pipelines.preview.declared import declared_program
     from pipelines.preview.difference import difference
 
-    sample = Sample(given, from_topic, from_dlq, from_raw, limit)
+    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit(failure=2):
         config = load(old, offline=not sample.needs_servers)
         programs = declared_program(config), declared_program(load(new, offline=True))

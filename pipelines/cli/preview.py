@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, Sample
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample
 from pipelines.config import PipelineConfig, load
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def preview(
     against_table: Annotated[
         bool, typer.Option("--against-table", help="Ask ClickHouse for the table: its DEFAULTs and nullness decide, not the mapping alone.")
     ] = False,
+    source: Annotated[str | None, typer.Option("--source", metavar="ID", help=SOURCE_HELP)] = None,
     limit: Annotated[int, typer.Option(min=1, help="Records to read, except with --from-topic.")] = 10_000,
     rows: Annotated[int, typer.Option(min=0, help="Rows to show.")] = 10,
     explain: Annotated[int | None, typer.Option(min=1, help="Show this record, counted from 1, at every step.")] = None,
@@ -48,7 +49,7 @@ def preview(
     from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
 
-    sample = Sample(given, from_topic, from_dlq, from_raw, limit)
+    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit():
         config = load(file, offline=not (sample.needs_servers or against_table))
         program = _program_of_tables(config) if against_table else declared_program(config)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from pipelines.cli import dlq
 from pipelines.cli.arguments import since_instant
 from pipelines.config import PipelineConfig
-from pipelines.config.source_ids import only_source
+from pipelines.config.source_ids import chosen_source
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ DLQ_HELP = (
     "Try dead letters as `dlq list` selects them: a state such as waiting, all, or conditions such as stage=parse,since=1h (stage, group, "
     "since, until, key, state)."
 )
+SOURCE_HELP = "Source of the records, of a pipeline with several. Default: with --from-topic all of them."
 _SELECTION = ("stage", "group", "since", "until", "key", "state")
 
 
@@ -51,12 +52,16 @@ def span_of(text: str) -> "Span":
 
 @dataclass(frozen=True)
 class Sample:
-    """Where the records come from; one of the four is given. `limit`: how many are read; of raw and of dead letters, whole frames."""
+    """Where the records come from; one of the first four is given. `limit`: how many are read; of raw and of dead letters, whole frames.
+
+    `source`: of the records of a file, or the only one whose topic is read.
+    """
 
     file: Path | None = None
     from_topic: int | None = None
     from_dlq: str | None = None
     from_raw: str | None = None
+    source: str | None = None
     limit: int = 10_000
 
     def __post_init__(self) -> None:
@@ -87,16 +92,18 @@ class Sample:
         from pipelines.connectors.sources import open_source
         from pipelines.preview.given import frames_of, newest_frames, of_lines
 
-        source = only_source(config)
         if self.from_topic is not None:
-            with closing(open_source(config, source.source_id)) as opened:
-                return newest_frames(source, opened, self.from_topic)
+            sources = [chosen_source(config, self.source)] if self.source else config.sources
+            with ExitStack() as stack:
+                opened = [(one, stack.enter_context(closing(open_source(config, one.source_id)))) for one in sources]
+                return newest_frames(opened, self.from_topic)
+        source = chosen_source(config, self.source).source_id
         if str(self.file) == "-":
-            return frames_of(islice(of_lines(sys.stdin.buffer), self.limit), source)
+            return frames_of(islice(of_lines(sys.stdin.buffer, source=source), self.limit), config.sources)
         assert self.file is not None
         try:
             with self.file.open("rb") as lines:
-                return frames_of(islice(of_lines(lines), self.limit), source)
+                return frames_of(islice(of_lines(lines, source=source), self.limit), config.sources)
         except OSError as error:
             raise typer.BadParameter(f"cannot read {self.file}: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ from pipelines.config.order import in_order
 from pipelines.config.partial import Unjudged
 from pipelines.config.transform_model import Asked, Language, Made
 from pipelines.expressions.expression import Expression, check
+from pipelines.types.fields import SOURCE_TYPES
 
 UNKNOWN = ""
 Types = Mapping[str, str]
@@ -78,9 +79,13 @@ def after_union(config: Any) -> tuple[list[Passed], Types]:
 
 
 def common(by_source: Sequence[Types]) -> Types:
-    """Return the fields that the records of all sources have: those of one name and one type."""
-    first, *others = by_source
-    return {name: kind for name, kind in first.items() if all(fields.get(name) == kind for fields in others)}
+    """Return the fields that the records of all sources have: those of one name and one type, or of an unknown one."""
+    found = {}
+    for name, kind in by_source[0].items():
+        kinds = [fields[name] for fields in by_source if name in fields]
+        if len(kinds) == len(by_source) and (UNKNOWN in kinds or all(SOURCE_TYPES[one] == SOURCE_TYPES[kind] for one in kinds)):
+            found[name] = UNKNOWN if UNKNOWN in kinds else kind
+    return found
 
 
 def apart(config: Any) -> dict[str, str]:

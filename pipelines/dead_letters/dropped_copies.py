@@ -32,6 +32,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import ORDINAL_BITS, packed_record, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import INSTANT
+from pipelines.protocol.redrive import by_source
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 from pipelines.types.vectors import Mask
@@ -145,7 +146,7 @@ def _accepted(engine: Engine, config: Program, frames: Iterable[pa.Table], wante
             # A record that was redriven after its acceptance passed dedup for that reason.
             roots[code] = roots.get(packed_record(origin), code) if origin else code
         selected.update(position_keys(wanted.of(with_fingerprints(past))).tolist())
-        keyed.append(_keyed(engine, config, past))
+        keyed += [_keyed(engine, config, letters) for letters in by_source(past)]
     roots = {dead_letter: root for dead_letter, root in roots.items() if dead_letter in selected}
     together = pa.concat_tables(keyed)
     is_root = pc.is_in(together.column("dead_letter"), value_set=pa.array(sorted(roots.values()), pa.uint64()))
@@ -153,7 +154,7 @@ def _accepted(engine: Engine, config: Program, frames: Iterable[pa.Table], wante
 
 
 def _keyed(engine: Engine, config: Program, dead_letters: pa.Table) -> pa.Table:
-    """Return _ACCEPTED of the dead letters' own records, except for records that the stages before dedup would reject today."""
+    """Return _ACCEPTED of the own records of dead letters of one source, but for those that the stages before dedup would reject today."""
     rows = run(config, engine, list(frames_of_dead_letters([dead_letters], []))).rows
     here = dead_letters.take(rows.column("_tf_ordinal"))
     times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())

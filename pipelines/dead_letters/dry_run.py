@@ -30,7 +30,7 @@ from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DROPPED, label_of
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, encode_frame, joined
-from pipelines.protocol.redrive import records_of_dead_letters
+from pipelines.protocol.redrive import by_source, records_of_dead_letters
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rehearsal:
 
 
 def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.Table]) -> Rehearsal:
-    """Try dead letters, of one topic per table. Nothing is written.
+    """Try dead letters. Nothing is written.
 
     Raise HaltError if the table is missing, ConfigurationError if it does not fit the mapping, RetryableError while a system is away.
     """
@@ -97,13 +97,13 @@ def _table_now(config: PipelineConfig) -> Table:
 
 
 def frames_of_dead_letters(dead_letters: Iterable[pa.Table], tried: list[pa.Table]) -> Iterator[Arrived]:
-    """Yield dead letters, none of the tables empty, as their future raw frames; append them to `tried`."""
+    """Yield dead letters, none of the tables empty, as their future raw frames, each of one source; append them to `tried`."""
     now = datetime.now(UTC)
-    for number, table in enumerate(dead_letters, start=1):
+    for number, table in enumerate(itertools.chain.from_iterable(map(by_source, dead_letters)), start=1):
         tried.append(table)
         headers = {HEADER_TOPIC: table.column("_tf_topic")[0].as_py(), HEADER_PARTITION: "0", HEADER_BYTES: str(table.nbytes)}
         headers[HEADER_ROWS] = str(table.num_rows)
-        subject = Names("rehearsal").redriven("letters", 0)
+        subject = Names("rehearsal").redriven(table.column("source")[0].as_py(), 0)
         yield Arrived(Message(subject, number, now, encode_frame(records_of_dead_letters(table)), headers), microseconds(now))
 
 

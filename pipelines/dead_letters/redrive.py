@@ -32,6 +32,7 @@ from pipelines.protocol.redrive import (
     Rows,
     Taken,
     batches,
+    by_source,
     count,
     records_of_dead_letters,
     rows_of,
@@ -48,8 +49,8 @@ _PLACE = "place"
 
 def shares(dead_letters: pa.Table) -> Iterator[tuple[SourcePartition, pa.Table]]:
     """Yield the dead letters of each partition of each source, in the order of their first ones."""
-    for source in pc.unique(dead_letters.column("source")).to_pylist():
-        of_source = dead_letters.filter(pc.equal(dead_letters.column("source"), source))
+    for of_source in by_source(dead_letters):
+        source = of_source.column("source")[0].as_py()
         for partition in pc.unique(of_source.column("_tf_partition")).to_pylist():
             yield SourcePartition(source, partition), of_source.filter(pc.equal(of_source.column("_tf_partition"), partition))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
-from pipelines.config.fields import Passed, all_passed, at_sink, checked
+from pipelines.config.fields import Passed, at_sink, checked, path_of
 from pipelines.config.transforms.python import PythonConfig
 
 
@@ -19,24 +19,23 @@ class Field:
 
 
 def unread(config: PipelineConfig) -> Iterator[Field]:
-    """Yield the fields that no transform, no dedup key and no column reads, in the order of the file; nothing for several sources."""
-    if len(config.sources) != 1:
-        return
-    source = config.sources[0]
-    declared = [Field(field.name, ("sources", 0, "schema_fields", index)) for index, field in enumerate(source.schema_fields)]
-    declared += [Field(column.name, ("sources", 0, "columns", index)) for index, column in enumerate(source.columns)]
-    present, made, read = {field.name: field for field in declared}, list(declared), set[Field]()
-    for passed in all_passed(config):
-        read |= {present[name] for name in _names_read(passed)}
-        computed = _computed(passed)
-        made += computed
-        present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
-    for sink in config.all_sinks:
-        names = {column.name for column in sink.mapping}
-        read |= {
-            present[name] for name in names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
-        }
-    yield from (field for field in made if field not in read)
+    """Yield the fields that no transform, no dedup key and no column reads, in the order of the file."""
+    made, read = list[Field](), set[Field]()
+    for number, source in enumerate(config.sources):
+        declared = [Field(field.name, ("sources", number, "schema_fields", index)) for index, field in enumerate(source.schema_fields)]
+        declared += [Field(column.name, ("sources", number, "columns", index)) for index, column in enumerate(source.columns)]
+        present = {field.name: field for field in declared}
+        made += declared
+        for passed in path_of(config, source):
+            read |= {present[name] for name in _names_read(passed)}
+            computed = _computed(passed)
+            made += computed
+            present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
+        for sink in config.all_sinks:
+            names = {column.name for column in sink.mapping}
+            names = names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
+            read |= {present[name] for name in names}
+    yield from (field for field in dict.fromkeys(made) if field not in read)
 
 
 def _names_read(passed: Passed) -> set[str]:

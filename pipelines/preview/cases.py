@@ -17,7 +17,7 @@ from pipelines.config import PipelineConfig
 from pipelines.config.base import Duration, Faults, Model, Text, Whole, repeated
 from pipelines.config.faults import faults_of
 from pipelines.config.load import read_text
-from pipelines.config.source_ids import only_source
+from pipelines.config.source_ids import chosen_source
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
@@ -53,6 +53,7 @@ class Record(Model):
     key: str | None = Field(default=None, description="Kafka's key.")
     headers: dict[str, str] = Field(default_factory=dict, description="Kafka's headers.")
     partition: Whole = Field(default=0, description="Kafka's partition.")
+    source: Text | None = Field(default=None, description="The id of its source, if the pipeline has several.")
     at: Annotated[str, AfterValidator(_instant)] | None = Field(default=None, description="Arrival. Default: that of the record before.")
     after: Duration | None = Field(default=None, description="Time between the arrival of the record before and its own.")
 
@@ -143,16 +144,17 @@ def run_case(case: Case, program: Program, config: PipelineConfig) -> Result:
 
 def preview_of(case: Case, program: Program, config: PipelineConfig) -> Preview:
     """Return what becomes of the records of a case."""
-    return preview(program, frames_of(_given(case), only_source(config)))
+    return preview(program, frames_of(_given(case, config), config.sources))
 
 
-def _given(case: Case) -> Iterator[Given]:
+def _given(case: Case, config: PipelineConfig) -> Iterator[Given]:
     at = FIRST_ARRIVAL
     for record in case.given:
         at = _aware(record.at) or at if record.at else at + (record.after or timedelta(0))
         headers = tuple((name.encode(), value.encode()) for name, value in record.headers.items())
         key = record.key.encode() if record.key is not None else None
-        yield Given(_value(record.value), at, key, headers or None, record.partition)
+        source = chosen_source(config, record.source).source_id
+        yield Given(_value(record.value), at, key, headers or None, record.partition, source)
 
 
 def _value(value: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The records of a preview as raw frames: lines of JSON, or the newest records of the topic.
+"""The records of a preview as raw frames: lines of JSON, or the newest records of the topics.
 
 Each record has the position that it would have in a pipeline of its own: its frame, and its place in the frame. As in ingest, an empty
 frame announces each partition: dedup by event time lets none of them run ahead of the others. No frame is stored.
@@ -30,68 +30,74 @@ PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Given:
-    """One record: its value, and what Kafka keeps beside it. `at`: its arrival, aware UTC."""
+    """One record: its value, and what Kafka keeps beside it. `at`: its arrival, aware UTC. `source`: its id, empty for the first one."""
 
     value: bytes | None
     at: datetime
     key: bytes | None = None
     headers: tuple[tuple[bytes, bytes | None], ...] | None = None
     partition: int = 0
+    source: str = ""
 
 
-def of_lines(lines: Iterable[bytes], at: datetime | None = None) -> Iterator[Given]:
-    """Yield a record per line that is not empty, all of them arriving at one instant, by default now."""
+def of_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "") -> Iterator[Given]:
+    """Yield a record per line that is not empty, all of one source and arriving at one instant, by default now."""
     arrival = at or datetime.now(UTC)
     for line in lines:
         if value := line.strip():
-            yield Given(value, arrival)
+            yield Given(value, arrival, source=source)
 
 
-def frames_of(records: Iterable[Given], source: KafkaSource) -> list[Arrived]:
+def frames_of(records: Iterable[Given], sources: Sequence[KafkaSource]) -> list[Arrived]:
     """Return the records as raw frames in their order: one for each run of records of one partition and one arrival.
 
-    An arrival never steps back: a record that is given an earlier one arrives with the record before it.
+    An arrival never steps back: a record that is given an earlier one arrives with the record before it. Each names one of `sources`.
     """
-    given = list(records)
-    messages = _announced({record.partition for record in given}, given[0].at, source) if given else []
-    offsets: dict[int, int] = {}
+    given, by_id = list(records), {"": sources[0], **{source.source_id: source for source in sources}}
+    messages: list[Message] = []
+    for source, partition in sorted({(record.source, record.partition) for record in given}):
+        _append(messages, RAW_SCHEMA.empty_table(), partition, given[0].at, by_id[source])
+    offsets: dict[tuple[str, int], int] = {}
     run: list[Given] = []
 
     def close() -> None:
         if run:
-            partition = run[0].partition
-            first = offsets.get(partition, 0)
-            offsets[partition] = first + len(run)
-            messages.append(_frame(len(messages) + 1, _table(run, first), partition, run[0].at, source))
+            place = run[0].source, run[0].partition
+            first = offsets.get(place, 0)
+            offsets[place] = first + len(run)
+            _append(messages, _table(run, first), run[0].partition, run[0].at, by_id[run[0].source])
             run.clear()
 
     for record in given:
-        if run and ((record.partition, record.at) != (run[0].partition, run[0].at) or len(run) == FRAME_RECORDS):
+        if run and (_run_of(record) != _run_of(run[0]) or len(run) == FRAME_RECORDS):
             close()
         run.append(record)
     close()
     return list(arrivals(messages, 0))
 
 
-def newest_frames(source: KafkaSource, opened: Source, count: int) -> list[Arrived]:
-    """Return the newest records of the source as raw frames, as if they arrived now: `count` of each partition at most.
+def _run_of(record: Given) -> tuple[str, int, datetime]:
+    return record.source, record.partition, record.at
 
-    No consumer group is used. Raise RetryableError while the source is away, HaltError if it does not exist.
+
+def newest_frames(opened: Iterable[tuple[KafkaSource, Source]], count: int) -> list[Arrived]:
+    """Return the newest records of sources as raw frames, as if they arrived now, source by source: `count` of each partition at most.
+
+    No consumer group is used. Raise RetryableError while a source is away, HaltError if one does not exist.
     """
-    partitions = opened.facts(PATIENCE_SECONDS).partitions
-    starts, ends = opened.starts(partitions), opened.ends(partitions)
-    ranges = {partition: (max(starts[partition], end - count), end) for partition, end in ends.items()}
-    ranges = {partition: (first, end) for partition, (first, end) in ranges.items() if first < end}
     now = datetime.now(UTC)
-    messages = _announced(ranges, now, source)
-    for block in opened.read(ranges):
-        if block.records.num_rows:
-            messages.append(_frame(len(messages) + 1, block.records, block.partition, now, source))
+    blocks, messages = [], list[Message]()
+    for source, reader in opened:
+        partitions = reader.facts(PATIENCE_SECONDS).partitions
+        starts, ends = reader.starts(partitions), reader.ends(partitions)
+        ranges = {partition: (max(starts[partition], end - count), end) for partition, end in ends.items()}
+        ranges = {partition: (first, end) for partition, (first, end) in ranges.items() if first < end}
+        for partition in sorted(ranges):
+            _append(messages, RAW_SCHEMA.empty_table(), partition, now, source)
+        blocks += [(source, block) for block in reader.read(ranges) if block.records.num_rows]
+    for source, block in blocks:
+        _append(messages, block.records, block.partition, now, source)
     return list(arrivals(messages, 0))
-
-
-def _announced(partitions: Iterable[int], at: datetime, source: KafkaSource) -> list[Message]:
-    return [_frame(number, RAW_SCHEMA.empty_table(), partition, at, source) for number, partition in enumerate(sorted(partitions), 1)]
 
 
 def _table(run: Sequence[Given], first: int) -> pa.Table:
@@ -108,7 +114,8 @@ def _table(run: Sequence[Given], first: int) -> pa.Table:
     return pa.table([pa.array(list(columns[field.name]), field.type) for field in RAW_SCHEMA], schema=RAW_SCHEMA)
 
 
-def _frame(sequence: int, records: pa.Table, partition: int, at: datetime, source: KafkaSource) -> Message:
+def _append(messages: list[Message], records: pa.Table, partition: int, at: datetime, source: KafkaSource) -> None:
+    """Append records of one partition as a frame, behind those before."""
     headers = {HEADER_TOPIC: source.topic, HEADER_PARTITION: str(partition), HEADER_BYTES: str(records.nbytes)}
     subject = Names("preview").raw(source.source_id, partition)
-    return Message(subject, sequence, at, encode_frame(records), headers)
+    messages.append(Message(subject, len(messages) + 1, at, encode_frame(records), headers))

@@ -102,6 +102,12 @@ def can_enter(dead_letters: pa.Table) -> Mask:
     return to_mask(pc.is_null(dead_letters.column("oversize")))
 
 
+def by_source(dead_letters: pa.Table) -> Iterator[pa.Table]:
+    """Yield the dead letters of each source, in the order of their first ones."""
+    for source in pc.unique(dead_letters.column("source")).to_pylist():
+        yield dead_letters.filter(pc.equal(dead_letters.column("source"), source))
+
+
 def records_of_dead_letters(dead_letters: pa.Table) -> pa.Table:
     """Return REDRIVEN_SCHEMA of dead letters (`dead_letter_rows.DEAD_LETTER_SCHEMA`), in their order."""
     positions = [dead_letters.column(name).cast(pa.string()) for name in ("_tf_sequence", "_tf_ordinal")]

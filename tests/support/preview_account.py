@@ -53,7 +53,7 @@ def previews(case: PipelineCase) -> tuple[Program, list[Preview]]:
         frames = list(raw_frames(log, case.names, Span(1, 2**60)).frames)
     finally:
         log.close()
-    return program, [preview(program, frames), preview(program, frames_of(_given(frames), config.sources[0]))]
+    return program, [preview(program, frames), preview(program, frames_of(_given(frames), config.sources))]
 
 
 def _given(frames: Sequence[Any]) -> list[Given]:

@@ -32,6 +32,7 @@ from pipelines.proof.verification.values import (
 from pipelines.protocol.records import MAX_ROW_BYTES
 from pipelines.protocol.topology import SINK
 from pipelines.types.columns import ColumnType, parse_type, value_type
+from pipelines.types.fields import SOURCE_TYPES
 
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
@@ -132,7 +133,7 @@ def _through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted:
 def _union(lanes: Sequence[Stated], indexes: Iterator[int]) -> Stated:
     """Return the rows of all sources, with the fields that all have as one type."""
     first, *others = (fields for _, fields in lanes)
-    names = [name for name, field in first.items() if all(name in one and one[name].source == field.source for one in others)]
+    names = [name for name, field in first.items() if all(name in one and _is_same(one[name], field) for one in others)]
     together = {name: Field(next(indexes), name, first[name].source) for name in names}
     selected = []
     for rows, fields in lanes:
@@ -140,6 +141,11 @@ def _union(lanes: Sequence[Stated], indexes: Iterator[int]) -> Stated:
         columns = "".join(f", {own.kind} AS {field.kind}, {own.text} AS {field.text}" for own, field in pairs)
         selected.append(filled("reference/of_source", columns=columns, rows=rows))
     return " UNION ALL ".join(selected), together
+
+
+def _is_same(one: Field, other: Field) -> bool:
+    """Return whether two fields are read alike; `int` and `int64` are."""
+    return SOURCE_TYPES.get(one.source, one.source) == SOURCE_TYPES.get(other.source, other.source)
 
 
 def fields_of(lane: Lane) -> dict[str, Field]:

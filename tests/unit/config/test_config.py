@@ -31,7 +31,7 @@ from pipelines.config import (
 from pipelines.config.fields import at_sink
 from pipelines.config.source_ids import chosen_source, only_source, source_by_id
 from pipelines.config.text import read_tree
-from pipelines.errors import ConfigurationError, HaltError, NotSupportedError
+from pipelines.errors import ConfigurationError, HaltError
 
 CANARY = "canary-7d1f"
 ORDERS = Path(__file__).parents[3] / "examples" / "orders" / "pipeline.yaml"
@@ -1108,3 +1108,52 @@ def test_schema_needs_no_column_grammar(monkeypatch: pytest.MonkeyPatch) -> None
     schema = pipeline_file.json_schema()
     assert schema["required"] == ["pipeline_id", "sources"]
     assert schema["oneOf"] == [{"required": ["sink"]}, {"required": ["sinks"]}]
+
+
+# Several sources
+
+
+def united() -> dict[str, Any]:
+    document = deepcopy(MINIMAL)
+    crm = changed("topic", "crm", document["sources"][0])
+    crm["schema_fields"] = [{"name": "id", "type": "int"}, {"name": "customer.city", "type": "string"}]
+    document["sources"].append(crm)
+    fields = [{"name": "order_id", "expression": "CAST(id AS VARCHAR)"}]
+    document["transforms"] = [{"type": "compute", "source_id": "crm", "config": {"fields": fields}}, DEDUP]
+    return document
+
+
+def test_a_union_of_two_topics_loads_and_can_run() -> None:
+    config = parsed(united())
+    assert unsupported(config) == []
+    assert at_sink(config) == {"order_id": "string", "customer.city": "string"}
+    shape = shape_of(config)["sources"]
+    assert shape["orders"]["dedup_key_fields"] == [{"type": "string"}]
+    assert shape["crm"]["dedup_key_fields"] == [{"type": "string", "sql": "CAST(id AS VARCHAR)", "of": {"id": {"type": "int"}}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "at", "message"),
+    [
+        ("sink.mapping.0.name", "id", "sink.mapping[0].name", "it is missing in orders and int in crm: give it one name and one type"),
+        ("sources.1.schema_fields.1.type", "int", "sink.mapping[1].name", "it is string in orders and int in crm"),
+        ("transforms.1.config.key", "id", "transforms[1].config.key", "it is missing in orders and int in crm"),
+        ("sources.1.topic", "orders", "sources[1].topic", "is read by sources[0], too: each of its records would enter twice"),
+        ("transforms.0.source_id", "crn", "transforms[0].source_id", "did you mean 'crm'?"),
+    ],
+)
+def test_a_misshapen_union_is_refused(path: str, value: Any, at: str, message: str) -> None:
+    found = faults_of(changed(path, value, united()))
+    assert at in found, found
+    assert message in found[at]
+
+
+def test_a_condition_over_a_field_of_one_source_says_which() -> None:
+    document = united()
+    document["transforms"].append({"type": "filter", "config": {"expression": "id > 1"}})
+    assert "id: it is missing in orders and int in crm" in faults_of(document)["transforms[2].config.expression"]
+
+
+def test_a_dedup_of_one_source_among_several_is_not_supported() -> None:
+    config = parsed(changed("transforms.1.source_id", "orders", united()))
+    assert unsupported(config)[0].startswith("transforms[1]: a dedup of one source among several is not supported yet")

@@ -100,7 +100,7 @@ def dead_letter(sequence: int, value: bytes, past_dedup: bool = True, origin: st
     }
     reported = {"stage": "sink", "code": "refused", "message": "words", "config_version": "v", "attempts": 1, "timestamp": arrival}
     times = {"first_time": arrival, "last_time": arrival}
-    return {**place, **reported, **times, "value": value, "past_dedup": past_dedup, "origin": origin}
+    return {**place, **reported, **times, "value": value, "past_dedup": past_dedup, "origin": origin, "source": "orders"}
 
 
 def frame(*dead_letters: dict[str, Any]) -> pa.Table:

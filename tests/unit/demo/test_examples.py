@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pipelines.config import load
-from pipelines.config.source_ids import only_source
 from pipelines.demo import examples
 from pipelines.demo.events import Recipe
 from pipelines.demo.examples import DIRECTORY, Account, example_file, load_example, side_by_side, variables
@@ -29,7 +28,7 @@ def test_the_steps_make_of_the_records_what_the_example_says(name: str) -> None:
     example, config = load_example(name), load(example_file(name), ADDRESSES)
     account = example.account(example.generator.events(MIXED, 3000))
     given = [Given(value, FIRST_ARRIVAL, key) for events in example.generator.events(MIXED, 3000) for key, value, _ in events]
-    found = preview(declared_program(config), frames_of(given, only_source(config)))
+    found = preview(declared_program(config), frames_of(given, config.sources))
     # The first table of each example has all rows.
     rows = account.rows[config.sink.id or ""]
     outcomes = {ROW: rows, DROPPED: account.filtered, DUPLICATE: account.duplicates, REJECTED: account.dead_letters.total()}
@@ -48,7 +47,7 @@ def test_an_example_has_every_kind_of_bad_record(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_takes_its_names_from_the_environment(name: str) -> None:
     config = load(example_file(name), {**ADDRESSES, **variables(name, "7")})
-    assert (config.pipeline_id, only_source(config).topic, config.sink.table) == (f"{name}-demo-7", f"{name}-demo-7", f"{name}_demo_7")
+    assert (config.pipeline_id, config.sources[0].topic, config.sink.table) == (f"{name}-demo-7", f"{name}-demo-7", f"{name}_demo_7")
 
 
 @pytest.mark.parametrize("name", NAMES)

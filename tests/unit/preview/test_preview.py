@@ -48,7 +48,7 @@ def file(*transforms: str) -> str:
 def tried(text: str, *given: Given | dict[str, Any] | bytes) -> Preview:
     config = parse(text, name="file", environment={})
     lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in given if not isinstance(one, Given)]
-    frames = frames_of([one for one in given if isinstance(one, Given)] or of_lines(lines, NOON), config.sources[0])
+    frames = frames_of([one for one in given if isinstance(one, Given)] or of_lines(lines, NOON), config.sources)
     return preview(compile_program(config, [declared_table(seen) for seen in config.by_sink]), frames)
 
 

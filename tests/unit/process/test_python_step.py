@@ -261,7 +261,7 @@ def test_a_key_may_be_an_output_of_a_function(path: Path) -> None:
     (definition,) = shape_of(config)["sources"]["orders"]["dedup_key_fields"]
     assert (definition["type"], definition["function"]) == ("string", "own:f")
     assert "order_id" in definition["of"]
-    assert origins(config, config.sources[0])["label"] == frozenset(config.sources[0].field_names)
+    assert origins(config, config.sources)["label"] == frozenset(config.sources[0].field_names)
 
 
 def test_the_example_of_the_docs_runs(path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_example_of_the_docs_runs(path: Path) -> None:
     config = load(path, {})
     found = preview(
         declared_program(config),
-        frames_of(of_lines([b'{"order_id": "de-1", "price": 2}', b'{"order_id": "x", "price": 0}']), config.sources[0]),
+        frames_of(of_lines([b'{"order_id": "de-1", "price": 2}', b'{"order_id": "x", "price": 0}']), config.sources),
     )
     assert [record.last.outcome for record in found.records] == ["row", "dropped"]
     assert found.records[0].last.fields is not None
@@ -293,7 +293,7 @@ def test_a_unit_makes_an_instant_of_an_output(path: Path) -> None:
     document["sink"]["order_by"] = ["label"]
     path.write_text(yaml.safe_dump(document))
     config = load(path, {})
-    (record,) = preview(declared_program(config), frames_of(of_lines([b"{}"]), config.sources[0])).records
+    (record,) = preview(declared_program(config), frames_of(of_lines([b"{}"]), config.sources)).records
     assert (record.last.fields or {})["label"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
 
 

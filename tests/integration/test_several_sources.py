@@ -1,0 +1,75 @@
+"""Two topics into one table: records of both become rows, a copy in the other topic is one, and every proof knows the source."""
+
+import json
+from contextlib import closing
+
+import pytest
+from support.pipeline_case import PipelineCase
+from support.union_case import DEDUP, Union
+
+from pipelines.config import parse
+from pipelines.protocol.tally import tally
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+
+
+def test_records_of_two_topics_become_rows_of_one_table(case: PipelineCase, way: None) -> None:
+    union = Union(case, case.addresses, DEDUP)
+    union.send("events", [*range(100), -1])
+    case.warm_run()
+    union.send("crm", [*range(50, 150), -1, -1])
+    case.warm_run()
+    union.check({"events": [*range(100), -1], "crm": [*range(50, 150), -1, -1]})
+    assert [row for row in union.rows() if row[0] in (99, 100)] == [union.row("events", 99), union.row("crm", 100)]
+    verified = json.loads(case.invoke("verify", str(case.file), "--kafka", "--json").stdout)
+    assert (verified["verdict"], verified["counts"]["in Kafka"], verified["counts"]["copies"]) == ("clean", 203, 50)
+    with closing(case.log()) as log:
+        found = tally(log, case.names, parse(case.file.read_text(), name="case", environment=case.environment()).topology)
+    assert found.residue == 0
+    assert {leg.leg: leg.rows_in for leg in found.of_kind("ingest")} == {"ingest": 101, "ingest:crm": 102}
+
+
+def test_without_dedup_every_record_has_a_row(case: PipelineCase) -> None:
+    union = Union(case, case.addresses)
+    union.send("events", range(30))
+    union.send("crm", range(30))
+    case.warm_run()
+    assert sorted(union.rows()) == sorted(union.row(source, one) for source in ("crm", "events") for one in range(30))
+    report = json.loads(case.invoke("verify", str(case.file), "--kafka", "--json").stdout)
+    assert (report["verdict"], report["counts"]["rows"]) == ("clean", 60)
+
+
+def test_a_lost_row_is_named_with_the_topic_of_its_record(case: PipelineCase) -> None:
+    union = Union(case, case.addresses, DEDUP)
+    union.send("events", range(10))
+    union.send("crm", range(10, 20))
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id IN (3, 13) SETTINGS mutations_sync = 2")
+    for command in ("audit", "verify"):
+        (finding,) = json.loads(case.invoke(command, str(case.file), "--json").stdout)["findings"]
+        assert (finding["kind"], finding["count"]) == ("missing", 2)
+        assert {example["topic"] for example in finding["examples"]} == {*union.topics.values()}
+
+
+def test_a_dead_letter_enters_again_as_of_its_source(case: PipelineCase) -> None:
+    union = Union(case, case.addresses, DEDUP)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < 100")
+    union.send("events", [1, 101])
+    union.send("crm", [2, 102])
+    case.warm_run()
+    assert {(letter["source"], letter["stage"]) for letter in case.dead_letters()} == {("events", "sink"), ("crm", "sink")}
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert union.rows() == [union.row("events", 1), union.row("crm", 2), union.row("events", 101), union.row("crm", 102)]
+
+
+def test_why_finds_a_key_of_any_source(case: PipelineCase) -> None:
+    union = Union(case, case.addresses, DEDUP)
+    union.send("crm", [7])
+    case.warm_run()
+    union.send("events", [7])
+    case.warm_run()
+    found = json.loads(case.invoke("why", str(case.file), "7", "--json").stdout)
+    assert (found["accepted"]["topic"], found["duplicates"]) == (union.topics["crm"], 1)
