@@ -1,8 +1,9 @@
-"""Filters and computed fields: CPU of the steps with them and without, from raw frames to the columns of the table, in one process."""
+"""Filters, computed fields, two sources: CPU of the steps with them and without, from raw frames to the columns, in one process."""
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,11 +42,15 @@ class ExpressionCost:
 
 
 def measure(events: int = EVENTS, rounds: int = ROUNDS) -> list[ExpressionCost]:
-    """Measure the steps without expressions, with a filter, with a filter and five fields, and the last with one failing row in 100."""
+    """Measure the steps without expressions, with a filter, with a filter and five fields, and the last with one failing row in 100.
+
+    Last, those without expressions over the same records as of two sources, frame by frame.
+    """
     sound, faulty = frames_of(events, 0), frames_of(events, 100)
     plain, filtered, whole = _program([], False), _program([_FILTER], False), _program([_FILTER], True)
     cases = [("parse and map", plain, sound), ("filter", filtered, sound), ("filter and five fields", whole, sound)]
     cases.append(("filter and five fields, 1 % fail", whole, faulty))
+    cases.append(("parse and map, two sources", program_of([], {}, sources=("events", "others")), _of_two(sound)))
     spent: dict[str, list[float]] = {name: [] for name, *_ in cases}
     letters = {}
     collect_rarely()
@@ -68,13 +73,18 @@ def _program(filters: list[str], computes: bool) -> Program:
     return program_of(transforms, _TYPES if computes else {})
 
 
-def program_of(transforms: list[dict[str, Any]], columns: dict[str, str], directory: Path | None = None) -> Program:
+def program_of(
+    transforms: list[dict[str, Any]], columns: dict[str, str], directory: Path | None = None, sources: Sequence[str] = ("events",)
+) -> Program:
     """The program with these transforms, for the columns of the plain one and `columns`. `directory`: where code of functions lies."""
     fields = [dict(zip(("name", "type"), field.split(": "), strict=True)) for field in _FIELDS]
     document = {
         "version": "v3",
         "pipeline_id": "bench-expressions",
-        "sources": [{"type": "kafka", "topic": "events", "connection_params": {"brokers": ["localhost:1"]}, "schema_fields": fields}],
+        "sources": [
+            {"type": "kafka", "topic": topic, "connection_params": {"brokers": ["localhost:1"]}, "schema_fields": fields}
+            for topic in sources
+        ],
         "transforms": transforms,
         "sink": {
             "type": "clickhouse",
@@ -88,6 +98,14 @@ def program_of(transforms: list[dict[str, Any]], columns: dict[str, str], direct
         for transform in config.transforms:
             transform.config.locate(directory)
     return compile_program(config, [declared_table(config)])
+
+
+def _of_two(frames: Sequence[Arrived]) -> list[Arrived]:
+    """Return the frames, every second one as of the source `others`."""
+    return [
+        replace(frame, message=replace(frame.message, subject="tf.bench.raw.others.0")) if number % 2 else frame
+        for number, frame in enumerate(frames)
+    ]
 
 
 def frames_of(events: int, bad_every: int) -> list[Arrived]:
