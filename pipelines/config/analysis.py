@@ -200,15 +200,6 @@ def routes(config: PipelineConfig) -> Notes:
 def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
     messages: list[str] = []
-    is_behind_dedup = False
-    for index, transform in in_order(config):
-        if transform.type == "dedup":
-            is_behind_dedup = True
-        elif is_behind_dedup and transform.drops:
-            messages.append(
-                f"transforms[{index}]: a {transform.type} behind dedup is not supported yet; put it before the dedup: only a record that "
-                "stays counts as the first of its key"
-            )
     if joins(config):
         messages.append("join: is not supported yet")
     elif len(config.sources) > 1:

@@ -79,8 +79,6 @@ class TransformModel(Model):
 
     step: ClassVar[str] = ""
     """The step that runs it, if its name is not the type."""
-    drops: ClassVar[bool] = False
-    """True if records may end here without being rejected."""
     computes: ClassVar[bool] = False
     """True if it makes fields."""
     is_of_glassflow: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """Copies that dedup dropped in favor of records that became dead letters after it: discarding such a dead letter loses them, too.
 
 In: the dead letters, and the records that dedup has processed (`replayed`). Dedup remembers the key of a dead letter that it had accepted;
-the copies are the later records of that key, up to the first that dedup accepted again. A record that was redriven and refused again
-represents its earlier dead letter. Nothing is written.
+the copies are the later records of that key, up to the first that dedup accepted again, without those that a step behind dedup would drop.
+A record that was redriven and refused again represents its earlier dead letter. Nothing is written.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,7 @@ from pipelines.key_store.index import Words
 from pipelines.maintenance.replay import Replayed, replayed, start_at
 from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.drop_marks import MARK_COLUMN
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.process.program import Program, run
 from pipelines.process.watermarks import TIME_COLUMN
@@ -35,17 +36,17 @@ from pipelines.protocol.records import INSTANT
 from pipelines.protocol.redrive import by_source
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
-from pipelines.types.vectors import Mask
+from pipelines.types.vectors import Mask, to_mask
 
 _ACCEPTED = pa.schema([("dead_letter", pa.uint64()), ("hi", pa.uint64()), ("lo", pa.uint64()), ("at_us", pa.int64())])
 _ADD = """
     INSERT INTO seen
-    SELECT dead_letter, code, abs(rows.at_us - accepted.at_us) < $window AND accepted.at_us + $window > watermark_us
+    SELECT dead_letter, code, abs(rows.at_us - accepted.at_us) < $window AND accepted.at_us + $window > watermark_us, has_row
     FROM _tf_rows AS rows
     ASOF JOIN accepted ON rows.hi = accepted.hi AND rows.lo = accepted.lo AND rows.code > accepted.dead_letter
 """
 _COUNT = """
-    SELECT dead_letter, count(*)::BIGINT AS copies
+    SELECT dead_letter, (count(*) FILTER (has_row))::BIGINT AS copies
     FROM seen LEFT JOIN (SELECT dead_letter, min(code) AS let_through FROM seen WHERE NOT is_copy GROUP BY dead_letter) USING (dead_letter)
     WHERE let_through IS NULL OR code < let_through
     GROUP BY dead_letter
@@ -81,12 +82,15 @@ class CopiesByDeadLetter:
         self._engine, self._window_us = engine, window_us
         engine.register("_tf_accepted", accepted)
         engine.execute("CREATE TABLE accepted AS FROM _tf_accepted")
-        engine.execute("CREATE TABLE seen (dead_letter UBIGINT, code UBIGINT, is_copy BOOLEAN)")
+        engine.execute("CREATE TABLE seen (dead_letter UBIGINT, code UBIGINT, is_copy BOOLEAN, has_row BOOLEAN)")
 
     def add(self, found: Replayed) -> None:
         hi, lo = (found.rows.column(name).to_numpy() for name in KEY_COLUMNS)
-        columns = [position_keys(found.rows), hi, lo, found.times, found.watermarks]
-        self._engine.register("_tf_rows", pa.table(columns, names=["code", "hi", "lo", "at_us", "watermark_us"]))
+        has_row = np.ones(found.rows.num_rows, dtype=bool)
+        if MARK_COLUMN in found.rows.column_names:
+            has_row = to_mask(pc.is_null(found.rows.column(MARK_COLUMN)))
+        columns = [position_keys(found.rows), hi, lo, found.times, found.watermarks, has_row]
+        self._engine.register("_tf_rows", pa.table(columns, names=["code", "hi", "lo", "at_us", "watermark_us", "has_row"]))
         self._engine.execute(_ADD, {"window": self._window_us})
         self._engine.unregister("_tf_rows")
 

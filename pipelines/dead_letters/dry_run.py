@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +23,7 @@ from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, compile_program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
@@ -72,7 +72,9 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     passed = joined(rows)
     accepted, duplicates, late = passed.num_rows, 0, 0
     if stage.dedup.key:
-        accepted, duplicates, late = state.settled(lambda chain: _judged(state, chain, stage, passed, frames))
+        judged = state.settled(lambda chain: _judged(state, chain, stage, passed, frames))
+        accepted, duplicates, late = judged["accepted"], judged["duplicates"], judged["late"]
+        counts.update(judged)
     codes_before = pc.value_counts(pa.chunked_array([part for table in tried for part in table.column("code").chunks])).to_pylist()
     refused = sum(one["counts"] for one in codes_before if one["values"] == "refused")
     causes = groups(rejected, Selection())
@@ -107,15 +109,16 @@ def frames_of_dead_letters(dead_letters: Iterable[pa.Table], tried: list[pa.Tabl
         yield Arrived(Message(subject, number, now, encode_frame(records_of_dead_letters(table)), headers), microseconds(now))
 
 
-def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> tuple[int, int, int]:
-    """Return (accepted, duplicates, late) of rows with their keys."""
+def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table, frames: list[Arrived]) -> Counter[str]:
+    """Count rows with their keys: `accepted`, `duplicates`, `late`, and by outcome those that a step behind dedup drops."""
     before, lists = chain.done.body.watermarks if chain.done else NOTHING, state.lists(chain)
     times = frame_times(rows, frames, before, stage)
-    counts = np.zeros(3, dtype=np.int64)
+    counts: Counter[str] = Counter()
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)
         store.open(live_runs(lists, bucket))
         found, late = stage.dedup.first_of_keys(share, store, times)
-        counts += (found.accepted.num_rows, found.duplicates.num_rows, late.num_rows)
-    accepted, duplicates, late_rows = counts.tolist()
-    return accepted, duplicates, late_rows
+        accepted, dropped = parted(found.accepted)
+        counts.update({"accepted": accepted.num_rows, "duplicates": found.duplicates.num_rows, "late": late.num_rows})
+        counts.update(counts_of(dropped))
+    return counts

@@ -105,6 +105,7 @@ def _mark(state: KeyState, outs: Sequence[str], buckets: int, end: Position) -> 
         marks = (
             *((role, names.out(bucket, role), positions) for role in outs),
             ("duplicates", names.duplicates(bucket), positions),
+            ("duplicates", names.then_dropped(bucket), positions),
             ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket), encode_frame(DEAD_LETTER_SCHEMA.empty_table())),
         )
         for role, subject, payload in marks:

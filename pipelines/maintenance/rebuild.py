@@ -5,7 +5,8 @@ plans have made dead letters. The numbers of rows and duplicates must equal the 
 
 Once the raw stream was purged, its beginning cannot be replayed, nor can the rest by the same rules, because earlier keys are missing. But
 only keys with an open window are needed: they come after the newest `done` by whose end all earlier windows have ended, and the out stream
-shows which of their records were accepted. Both streams must reach back to that `done`.
+shows which of their records were accepted; of those that a step behind dedup has dropped, the positions are kept beside the duplicates. All
+streams must reach back to that `done`.
 """
 
 from collections import Counter
@@ -32,8 +33,9 @@ from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Open
-from pipelines.protocol.outcomes import DUPLICATE, WRITTEN, residue
-from pipelines.protocol.positions import packed, position_keys
+from pipelines.protocol.naming import is_then_dropped
+from pipelines.protocol.outcomes import DUPLICATE, THEN_DROPPED, WRITTEN, residue
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
 from pipelines.protocol.run_lists import Lists, RunLists
@@ -129,24 +131,29 @@ class _Rebuilding:
         self._at = Start.behind(done)
         self._totals_before = dict(done.totals)
         totals = {name: self._counted(name) for name in self._done.totals}
-        rows_out, missing = totals.get(WRITTEN.total, 0), residue(PROCESS_CHAIN.leg, totals.get("rows_in", 0), totals)
-        self._accepted_positions = self._positions_in_out()
-        rows_held = len(self._accepted_positions)
-        if rows_held != rows_out or missing:
+        accepted, missing = self._counted_accepted(), residue(PROCESS_CHAIN.leg, totals.get("rows_in", 0), totals)
+        self._accepted_positions = self._positions_held()
+        held = len(self._accepted_positions)
+        if held != accepted or missing:
             raise DataLossError(
-                f"rebuilding the key store: of {rows_out + missing:,} accepted records whose keys have not expired, "
-                f"{self._state.names.stream('out')} holds {rows_held:,}. Restore the key store or the streams from a backup, or delete the "
-                "pipeline and start it anew"
+                f"rebuilding the key store: of {accepted + missing:,} accepted records whose keys have not expired, "
+                f"the streams hold {held:,}, with those that a later step has dropped. Restore the key store or the streams from a backup, "
+                "or delete the pipeline and start it anew"
             )
 
-    def _positions_in_out(self) -> Words:
-        """Return the positions of the out rows whose records are replayed, sorted."""
+    def _counted_accepted(self) -> int:
+        """Return the number of accepted records since the beginning, by the ledger: those with a row, and those dropped then."""
+        return self._counted(WRITTEN.total) + self._counted(THEN_DROPPED)
+
+    def _positions_held(self) -> Words:
+        """Return the positions of the accepted records that are replayed, sorted, as the streams show them."""
         log, names = self._connections.log, self._state.names
         parts = [np.empty(0, np.uint64)]
-        for role in self._connections.config.topology.outs:
-            out = log.state(names.stream(role))
-            frames = fetch_whole(log, names.stream(role), names.subjects(role), 0, out.last_sequence if out else 0)
-            parts += [position_keys(decode_columns(frame.payload, ("_tf_sequence", "_tf_ordinal"))) for frame in frames]
+        for role in (*self._connections.config.topology.outs, "duplicates"):
+            held = log.state(names.stream(role))
+            frames = fetch_whole(log, names.stream(role), names.subjects(role), 0, held.last_sequence if held else 0)
+            shown = (frame for frame in frames if role != "duplicates" or is_then_dropped(frame.subject))
+            parts += [position_keys(decode_columns(frame.payload, SEQUENCE_AND_ORDINAL)) for frame in shown]
         positions = np.unique(np.concatenate(parts))
         borders = packed([self._at.sequence + 1, self._done.to + 1], 0)
         first, end = np.searchsorted(positions, borders)
@@ -213,8 +220,8 @@ class _Rebuilding:
 
     def result(self) -> Rebuilt:
         """Return the counts. Raise InvariantError if they differ from the ledger's."""
-        counted = tuple(self._counted(name) for name in ("rows_in", WRITTEN.total, DUPLICATE.total))
-        # No row on out may be counted as a copy now.
+        counted = (self._counted("rows_in"), self._counted_accepted(), self._counted(DUPLICATE.total))
+        # No accepted record may be counted as a copy now.
         dropped = 0 if self._accepted_positions is None else counted[2]
         replayed = (self._counts["rows_in"], self._accepted, self._duplicates + dropped)
         if replayed != counted:

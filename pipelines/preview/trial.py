@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
+from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
 from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.program import Program, records_for
-from pipelines.process.steps import Context, Step, pass_through
+from pipelines.process.steps import Context, State, Step, pass_through
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
-from pipelines.protocol.positions import in_position_order
+from pipelines.protocol.positions import in_position_order, position_keys
 from pipelines.protocol.records import joined
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
@@ -81,13 +83,17 @@ class Trial:
         return program.dedup.sealed(self._through(program.shared, place, context, program.united(lanes), note))
 
     def _through(self, steps: Sequence[Step], place: int, context: Context, rows: pa.Table, note: Note) -> pa.Table:
-        """Take rows through steps, of which the first has this place."""
+        """Take rows through steps, of which the first has this place; return them with those that are dropped behind dedup."""
+        later: list[pa.Table] = []
+        is_behind = False
         for number, step in enumerate(steps, start=place):
             # Each field stays to be seen; the steps do not mind.
-            found = pass_through([(step, frozenset())], context, rows, open_engine)
+            found = pass_through([(step, frozenset())], context, rows, open_engine, is_behind)
             note(number, rows, found.accepted, found.rejected, DROPPED)
             rows = found.accepted
-        return rows
+            later += found.marked
+            is_behind |= step.state is State.PER_BUCKET
+        return joined([rows, *later]) if later else rows
 
     def _first_of_keys(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
         times = frame_times(rows, frames, self._clocks.watermarks, self.program)
@@ -103,10 +109,13 @@ class Trial:
         dedup = self.program.dedup
         store = self._stores.setdefault(bucket, KeyedStore(Storage.local(self._directory / str(bucket))))
         found, late = dedup.first_of_keys(share, store, times)
-        note(len(self.program.steps), share, found.accepted, dedup.rejected_late(late), DUPLICATE)
+        accepted, dropped = parted(found.accepted)
+        # What a step behind dedup has dropped keeps that end, unless it is a copy, or late.
+        others = share.filter(pa.array(~np.isin(position_keys(share), position_keys(dropped)))) if dropped.num_rows else share
+        note(len(self.program.steps), others, accepted, dedup.rejected_late(late), DUPLICATE)
         has_turn = bucket_with_turn(span[1], self.program.buckets) == bucket
         store.open(store.add(found.entries, span, dedup.expired_us(self._clocks), has_turn))
-        return found.accepted
+        return accepted
 
 
 def step_names(program: Program) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """The effects of the process leg, bucket by bucket: dedup against the bucket's store, then append the frames that its subjects lack.
 
+Of records that dedup accepts and a later step has dropped (`drop_marks`) the positions are appended: only they show later that the store
+holds the record.
+
 With dedup a row's bucket is a function of its key, and all rows of a plan in one bucket are deduplicated together, in position order.
 Without dedup it is a function of the Kafka partition. A dead letter's bucket is always the bucket of its Kafka partition.
 """
@@ -19,6 +22,7 @@ from pipelines.process.admission import LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
 from pipelines.process.watermarks import FrameTimes
@@ -27,7 +31,7 @@ from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
-from pipelines.protocol.positions import Position, in_position_order
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, in_position_order
 from pipelines.protocol.records import HEADER_CONFIG, joined
 from pipelines.protocol.run_lists import Listing, Lists
 
@@ -92,10 +96,12 @@ class Buckets:
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
         self.runs[str(bucket)] = listed(store.add(deduplicated.entries, span, self._config.dedup.expired_us(self._item), has_turn))
         reach("process.after-state")
-        self._append_for_sinks(bucket, deduplicated.accepted)
+        accepted, dropped = parted(deduplicated.accepted)
+        self._append_for_sinks(bucket, accepted)
+        append_rows(self._appender("duplicates", names.then_dropped(bucket)), dropped.select(list(SEQUENCE_AND_ORDINAL)))
         if self._config.dedup.keeps:
-            append_rows(self._appender("duplicates", names.duplicates(bucket)), deduplicated.duplicates)
-        counts.update({**self._config.tables.counts(deduplicated.accepted), DUPLICATE.total: deduplicated.duplicates.num_rows})
+            append_rows(self._appender("duplicates", names.duplicates(bucket)), parted(deduplicated.duplicates)[0])
+        counts.update({**self._config.tables.counts(accepted), DUPLICATE.total: deduplicated.duplicates.num_rows, **counts_of(dropped)})
         return late
 
     def _late_dead_letters(self, late: pa.Table) -> pa.Table:
@@ -123,10 +129,11 @@ class Buckets:
 
 
 def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:
-    """Return (role, subject) of all that is written of a bucket's records: the rows for each sink, and the dead letters."""
+    """Return (role, subject) of all that is written of a bucket's records: the rows for each sink, positions, copies, dead letters."""
     names = connections.names
     outs = [(role, names.out(bucket, role)) for role in connections.config.topology.outs]
-    return [*outs, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
+    decided = [("duplicates", subject) for subject in (names.then_dropped(bucket), names.duplicates(bucket))]
+    return [*outs, *decided, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

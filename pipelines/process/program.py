@@ -93,8 +93,8 @@ class Program:
 
     `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
 
-    Raise ValueError unless the mapping is the last step, and at most one has state. No transform behind that one drops records: its own
-    part that drops copies runs after all others, so only a record with a row counts as the first of its key.
+    Raise ValueError unless the mapping is the last step, and at most one has state. That one's own part, which drops copies, runs after all
+    others: what a transform behind it drops is marked until then, and needs an outcome of its own.
     """
 
     release: int
@@ -109,9 +109,11 @@ class Program:
         if [step.rank for step in self.shared] != [*[Rank.TRANSFORM] * (len(self.shared) - 1), Rank.LAST]:
             raise ValueError(f"the steps {_names(self.shared)} do not end with the one {MapToTables.name}")
         keyed = [index for index, step in enumerate(self.shared) if step.state is State.PER_BUCKET]
-        behind = self.shared[keyed[0] + 1 : -1] if keyed else ()
-        if any(step.drops or step.state is State.PER_BUCKET for step in behind):
-            raise ValueError(f"step {self.shared[keyed[0]].name} must be the last one that drops records, and the only one with state")
+        if len(keyed) > 1:
+            raise ValueError(f"step {self.shared[keyed[0]].name} must be the only one with state")
+        for step in self.shared[keyed[0] + 1 : -1] if keyed else ():
+            if len({*step.outcomes} - {REJECTED}) > 1:
+                raise ValueError(f"step {step.name} drops with several outcomes, so it must be before {self.shared[keyed[0]].name}")
 
     def encode(self) -> bytes:
         record = {"release": self.release, "buckets": self.buckets, "lanes": [lane.encode() for lane in self.lanes]}
@@ -269,7 +271,8 @@ def _path(columns: Columns, steps: Sequence[Step], behind: Sequence[Step]) -> tu
 class Made:
     """The output of a program for raw frames.
 
-    With dedup, `rows` are the rows that cross the exchange, and are not counted as written yet.
+    With dedup, `rows` are the rows that cross the exchange, and are not counted as written yet; those with a mark (`drop_marks`) come last,
+    or, if windows are measured on a field, all are in position order.
     """
 
     rows: pa.Table
@@ -316,7 +319,8 @@ def run_records(
     passed = pass_through(program.shared_path, context, program.united([lane.accepted for lane in lanes]), renew)
     rejected = pa.concat_tables([tried.rejected, *(part.rejected for part in (*lanes, passed))])
     dropped = sum((Counter(part.dropped) for part in (*lanes, passed)), Counter[str]())
-    return StageOutput(program.dedup.sealed(passed.accepted), rejected, dropped)
+    rows = joined([passed.accepted, *passed.marked]) if passed.marked else passed.accepted
+    return StageOutput(program.dedup.sealed(rows), rejected, dropped)
 
 
 def new_counts() -> dict[str, int]:

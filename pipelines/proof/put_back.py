@@ -23,6 +23,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, RefusedError, RetryableError
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
+from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program, run
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.verification.result import Verification
@@ -198,7 +199,7 @@ class _Inserts:
 
     def _insert_step(self, engine: Engine, target: _Target, step: list[Arrived]) -> int:
         config = target.config
-        rows = config.tables.rows_for(run(config, engine, step).rows, config.leg)
+        rows = config.tables.rows_for(parted(run(config, engine, step).rows)[0], config.leg)
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:

@@ -88,6 +88,10 @@ class Names:
     def duplicates(self, bucket: int) -> str:
         return f"tf.{self.pipeline}.duplicates.{bucket}"
 
+    def then_dropped(self, bucket: int) -> str:
+        """Return the subject of the positions of records that dedup has accepted and a later step has dropped."""
+        return f"tf.{self.pipeline}.duplicates.dropped.{bucket}"
+
     def chain(self, leg: str) -> str:
         """Return the subject of one leg's chain in the ledger."""
         return f"tf.{self.pipeline}.ledger.{leg_token(leg)}"
@@ -170,6 +174,11 @@ def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
 def is_redriven(subject: str) -> bool:
     """Return True for the raw subject of redriven dead letters."""
     return subject.split(".")[4:5] == ["redrive"]
+
+
+def is_then_dropped(subject: str) -> bool:
+    """Return True for the subjects of `Names.then_dropped`, which share their stream with the kept copies."""
+    return subject.split(".")[3:4] == ["dropped"]
 
 
 def source_of_subject(subject: str) -> str:

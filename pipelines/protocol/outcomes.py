@@ -45,6 +45,8 @@ BY_KIND: dict[str, list[Outcome]] = {
 """The outcomes by kind of leg, in their order in reports."""
 
 
+THEN_DROPPED = "then_dropped"
+"""The total of the records that dedup has accepted and a step behind it has dropped; each is counted by its outcome, too."""
 ROUTED = "routed."
 """Prefix of the totals of the process leg that count what it has written for a sink leg; a record may be in several of them."""
 

@@ -23,8 +23,10 @@ The packing is exact while a frame has under 2^20 rows, which its size guarantee
 _ORDINAL_MASK = (1 << ORDINAL_BITS) - 1
 MAX_ORDINAL = 2**32 - 1
 """Largest ordinal, and largest number of a row: a position with it comes after every other position of its sequence."""
-_RECORD_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
+_SEQUENCE_AND_ORDINAL = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 
+SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
+"""The columns of a record's position."""
 RawPositions = npt.NDArray[np.uint64]
 """Packed positions."""
 NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
@@ -68,7 +70,7 @@ class SourcePartition(NamedTuple):
 
 def record_position(text: str) -> Position:
     """Parse a raw position as users write it: 17.3, or 17.3.0. Raise ValueError if it is malformed."""
-    found = _RECORD_POSITION.fullmatch(text)
+    found = _SEQUENCE_AND_ORDINAL.fullmatch(text)
     if found is None:
         raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
     return Position(int(found[1]), int(found[2]))

@@ -1,9 +1,9 @@
--- The rows that the table must have: records of the range that no stage rejects, that are no copies, that the sink takes, and that ClickHouse has not refused.
+-- The rows that the table must have: records of the range that no stage rejects or drops, that are no copies, that the sink takes, and that ClickHouse has not refused.
 -- How large a row may be in a frame is not computed here: of records large enough for that, the dead letter is believed.
 CREATE VIEW expected AS
 SELECT position, position >> $bucket_bits AS bucket$columns
 FROM parsed
     ANTI JOIN dropped USING (position)
     ANTI JOIN (FROM dead_letters WHERE stage = 'sink') USING (position)
-WHERE position BETWEEN $first AND $last AND stage IS NULL AND is_here
+WHERE position BETWEEN $first AND $last AND stage IS NULL AND then_dropped IS NULL AND is_here
   AND NOT (is_wide AND position IN (SELECT position FROM dead_letters WHERE code = 'row_too_large'))

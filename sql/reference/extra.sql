@@ -3,7 +3,8 @@ SELECT found.position, any_value(CASE
            WHEN parsed.position IS NULL THEN 'no such raw record'
            WHEN starts_with(parsed.stage, 'dropped.') THEN 'no row: dropped by ' || substr(parsed.stage, 9)
            WHEN parsed.stage IS NOT NULL THEN 'no row: ' || parsed.stage || ' rejects the record'
-           WHEN NOT parsed.is_here THEN 'no row: another sink takes the record, this one does not'
+           WHEN dropped.why IS NULL AND parsed.then_dropped IS NOT NULL THEN 'no row: dropped by ' || substr(parsed.then_dropped, 9)
+           WHEN parsed.then_dropped IS NULL AND NOT parsed.is_here THEN 'no row: another sink takes the record, this one does not'
            WHEN dropped.why IS NOT NULL THEN 'no row: a copy of an earlier record of its key'
            ELSE 'no row: a dead letter says that ClickHouse refused it'
        END) AS wanted, 'a row' AS found

@@ -3,10 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE
+from support.dedup_case import frames
 from support.pipeline_case import PipelineCase, Position
 
 FILTER = {"type": "filter", "config": {"expression": "amount >= 10 OR name = 'keep'"}}
@@ -55,6 +57,47 @@ def outcome(value: bytes | None) -> str:
     return "row" if record["name"].isdigit() else "compute"
 
 
+def ends_behind_dedup(case: PipelineCase) -> dict[Position, str]:
+    """What becomes of each record by DEDUP, FILTER and COMPUTE in this order: a dictionary over raw, in its order.
+
+    The first record of a key that no step rejects decides; then the filter does.
+    """
+    log = case.log()
+    seen: set[int] = set()
+    found: dict[Position, str] = {}
+    for record in chain.from_iterable(frames(case, log, "raw")):
+        end = outcome(record["value"])
+        if end in ("row", "dropped"):
+            key = json.loads(record["value"])["id"]
+            end = "copy" if key in seen else end
+            seen.add(key)
+        found[record["partition"], record["offset"]] = end
+    log.close()
+    return found
+
+
+def assert_ends_behind_dedup(case: PipelineCase) -> Counter[str]:
+    """The table, the dead letters, the tally, verification and the audit say what `ends_behind_dedup` does."""
+    ends = ends_behind_dedup(case)
+    assert ends.keys() == case.records().keys()
+    expected = Counter(ends.values())
+    fate, of_process = accounts(case)
+    assert sorted(case.client().query(f"SELECT _tf_partition, _tf_offset FROM {case.table}").result_rows) == sorted(
+        position for position, end in ends.items() if end == "row"
+    )
+    letters = sorted((letter["_tf_partition"], letter["_tf_offset"], letter["stage"]) for letter in case.dead_letters())
+    assert letters == sorted((*position, end) for position, end in ends.items() if end in ("parse", "compute"))
+    assert fate["dropped"] == expected["dropped"] + expected["copy"]
+    assert of_process == {
+        "written to out": expected["row"],
+        "duplicates dropped": expected["copy"],
+        "dropped by filter": expected["dropped"],
+        "dead letters": expected["parse"] + expected["compute"],
+    }
+    assert_proven(case, rows=expected["row"], copies=expected["copy"], dropped_by_filter=expected["dropped"])
+    return expected
+
+
 def accounts(case: PipelineCase) -> tuple[Counter[str], dict[str, int]]:
     """(what became of the records, the tally of process by outcome); each record is in one place."""
     positions = case.client().query(f"SELECT _tf_partition, _tf_offset FROM {case.table}").result_rows
@@ -78,4 +121,5 @@ def assert_proven(case: PipelineCase, **counts: int) -> None:
     assert {name: verified["counts"].get(name.replace("_", " "), 0) for name in counts} == counts
     audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)
     assert (audited["verdict"], audited["findings"], audited["not_proven"]) == ("clean", [], [])
-    assert audited["counts"].get("dropped by filter", 0) == counts["dropped_by_filter"]
+    dropped = {name.replace("_", " "): count for name, count in counts.items() if name.startswith("dropped_by")}
+    assert {name: audited["counts"].get(name, 0) for name in dropped} == dropped

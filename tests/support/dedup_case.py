@@ -60,7 +60,7 @@ def check_event_times(case: PipelineCase, window_seconds: int, lateness_seconds:
     log = case.log()
     fate = _late_in_kafka(case, lateness_seconds)
     accepted: dict[int, int] = {}
-    for record in chain.from_iterable(_frames(case, log, "raw")):
+    for record in chain.from_iterable(frames(case, log, "raw")):
         position = (record["partition"], record["offset"])
         if position in fate:
             continue
@@ -105,7 +105,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     log = case.log()
     seen: set[int] = set()
     fate: dict[Position, str] = {}
-    for record in chain.from_iterable(_frames(case, log, "raw")):
+    for record in chain.from_iterable(frames(case, log, "raw")):
         position = (record["partition"], record["offset"])
         if record["value"] == b"{":
             fate[position] = "letter"
@@ -118,7 +118,7 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     assert rows == Counter(position for position, found in fate.items() if found == "row")
     dead_letters = Counter((dead_letter["_tf_partition"], dead_letter["_tf_offset"]) for dead_letter in case.dead_letters())
     assert dead_letters == Counter(position for position, found in fate.items() if found == "letter")
-    kept = Counter((row["_tf_partition"], row["_tf_offset"]) for frame in _frames(case, log, "duplicates") for row in frame)
+    kept = Counter((row["_tf_partition"], row["_tf_offset"]) for frame in frames(case, log, "duplicates") for row in frame)
     assert kept == Counter(position for position, found in fate.items() if found == "duplicate" and keeps_duplicates)
     account = tally(log, case.names, SINGLE)
     log.close()
@@ -157,7 +157,7 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
     return {key: entry for key, entry in found.items() if entry[2] > config.dedup.expired_us(chain.done.body)}
 
 
-def _frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:
+def frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:
     """The rows of each frame of a stream, in order."""
     state = log.state(case.names.stream(role))
     assert state is not None

@@ -12,6 +12,7 @@ from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.naming import REDRIVE, bucket_of_partition
+from pipelines.protocol.naming import is_then_dropped as is_of_then_dropped
 from pipelines.protocol.positions import first_and_last
 from pipelines.protocol.records import HEADER_PARTITION, RAW_SCHEMA
 from pipelines.protocol.redrive import DISCARD, rows_of
@@ -19,7 +20,7 @@ from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
 from pipelines.testing import LEGS, SINGLE
 from support.protocol_outside import NAMES, ModelLog, Outside
-from support.protocol_stages import BUCKETS, apply, kind, produced, stored_rows, time_us
+from support.protocol_stages import BUCKETS, apply, is_then_dropped, kind, produced, stored_rows, time_us
 from support.watermark_oracle import marks
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def check_account(world: "World") -> None:
     anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
     begin = {p: anchor.body.to.get(str(p), 0) for p in world.topic.held}
     read, skipped = check_raw(world, begin)
-    accepted, refused, duplicates = expected_outcomes(world)
+    accepted, refused, duplicates, then_dropped = expected_outcomes(world)
     dead_letters = {position_of(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
     assert len(dead_letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
     of_sink = {at for at, row in dead_letters.items() if row["stage"] == "sink"}
@@ -61,10 +62,11 @@ def check_account(world: "World") -> None:
         before = dead_letters[tuple(map(int, row["origin"].split(".")))] if row["origin"] else {"attempts": 0, "past_dedup": False}
         assert row["attempts"] == before["attempts"] + 1
         assert row["past_dedup"] == (row["stage"] == "sink" or before["past_dedup"])
+    check_then_dropped(log, then_dropped)
     redriven, discarded = check_taken(world, dead_letters)
     waiting = [row[:2] for at, row in refused.items() if at not in redriven]
     assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
-    assert len(waiting) + len(stored) + duplicates == read
+    assert len(waiting) + len(stored) + duplicates + len(then_dropped) == read
     totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*LEGS, REDRIVE)}
     counts = {leg: Counter(done[-1].body.totals) if done else Counter() for leg, done in totals.items()}
     assert counts["ingest"]["rows_out"] == read
@@ -76,6 +78,7 @@ def check_account(world: "World") -> None:
     assert (counts["sink"]["rows_out"], counts["sink"]["rows_rejected"]) == (len(stored), len(of_sink))
     assert counts["sink"]["rejected.sink.abandoned"] == len(abandoned)
     assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
+    assert counts["process"]["dropped.filter"] == counts["process"]["then_dropped"] == len(then_dropped)
     assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
     account = tally(log, NAMES, SINGLE)
     assert account.residue == 0
@@ -85,6 +88,14 @@ def check_account(world: "World") -> None:
         len(discarded),
         len(dead_letters) - len(redriven) - len(discarded),
     ]
+
+
+def check_then_dropped(log: ModelLog, expected: set[tuple[int, int]]) -> None:
+    """The stream beside the copies names each record that dedup accepted and a later step dropped, once, in order by bucket."""
+    frames = [message for message in log.everything(NAMES.stream("duplicates")) if is_of_then_dropped(message.subject)]
+    found = [(message.subject, *position_of(row)) for message in frames for row in stored_rows(message.payload).to_pylist()]
+    assert sorted(found, key=lambda row: row[0]) == sorted(found), "then dropped"
+    assert Counter((sequence, ordinal) for _, sequence, ordinal in found) == Counter(expected), "then dropped"
 
 
 def position_of(row: dict[str, object]) -> tuple[int, int]:
@@ -208,13 +219,13 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     assert listed == {(bucket, name) for bucket, storage in world.storages.items() for name in storage.names()}
 
 
-def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int]:
-    """(rows by raw position, dead letters by raw position, duplicates), by the configuration of the plan that covers each raw frame; checks
-    the order of out frames.
+def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int, set[tuple[int, int]]]:
+    """(rows by raw position, dead letters by raw position, duplicates, the first of their keys that are dropped then), by the configuration
+    of the plan that covers each raw frame; checks the order of out frames.
     """
     log = world.log
     plans = [e for e in entries(log, "process") if e.kind == "plan"]
-    accepted, refused, duplicates = {}, {}, 0
+    accepted, refused, duplicates, then_dropped = {}, {}, 0, set()
     last_of: dict[bytes, int] = {}
     arrivals = arrivals_us(world)
     watermarks = watermarks_us(world)
@@ -239,6 +250,9 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
                 continue
             if not is_past:
                 last_of[kind(value)] = time
+            if is_then_dropped(value, config):
+                then_dropped.add(at)
+                continue
             accepted[at] = (row["partition"], row["offset"], outcome)
     raw = {m.sequence: m for m in log.everything(NAMES.stream("raw"))}
     ends: dict[str, object] = {}
@@ -249,7 +263,7 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
         )
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
-    return accepted, refused, duplicates
+    return accepted, refused, duplicates, then_dropped
 
 
 def arrivals_us(world: "World") -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The stages of the protocol's model: they refuse one value and write its name behind the others; and its frames."""
+"""The stages of the protocol's model, and its frames: they refuse one value, drop one behind dedup, and write on the others."""
 
 import hashlib
 from dataclasses import fields
@@ -7,10 +7,12 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.process.computed import stored
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.program import Program
 from pipelines.process.steps import Context
 from pipelines.process.steps.dedup import Dedup
+from pipelines.process.steps.filter import FILTERED, Filter
 from pipelines.process.steps.mapping import MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
@@ -21,6 +23,8 @@ from tests.support.programs import of_steps
 BUCKETS = 3
 MORE = b" and more"
 """What a column holds that only some configurations map."""
+UNWANTED = b"odd"
+"""The value that a step behind dedup drops."""
 POISON, VENOM = b"poison", b"venom"
 """Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
@@ -28,26 +32,34 @@ POISON, VENOM = b"poison", b"venom"
 def configuration(refused: str, window_us: int, has_more: bool = False, lateness_us: int | None = None) -> Program:
     """Stages that refuse records with the value `refused`, write its name behind the others, and drop copies within a window, if any.
 
+    Where copies are dropped, UNWANTED is dropped, too, if it is no copy.
+
     `has_more`: with a column more. `lateness_us`: the window is measured on the time that stands in the values, with this lateness.
     """
     columns = [("v", "value", "String", False), *([("v", "more", "String", False)] if has_more else [])]
     timed = {} if lateness_us is None else {"time_field": "t", "lateness_us": lateness_us}
-    between = [first_of("v", window_us, **timed)] if window_us else []
+    wanted = Filter(stored(f"v <> '{UNWANTED.decode()}'", {"v": "string"}, "sql", "bool"))
+    between = [first_of("v", window_us, **timed), wanted] if window_us else []
     return program([(refused, "string"), ("v", "string"), ("t", "int")], columns, *between, buckets=BUCKETS)
 
 
 def modelled(config: Program) -> Program:
     """`config` with the model's steps in place of the real ones."""
-    kinds = {Parse: ModelParse, Dedup: ModelDedup, MapToTables: ModelMap}
+    kinds = {Parse: ModelParse, Dedup: ModelDedup, Filter: ModelFilter, MapToTables: ModelMap}
     return of_steps([kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps], config.buckets)
 
 
 def apply(value: bytes, config: Program) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
-    refused = config.parse.fields[0][0].encode()
+    refused = config.lanes[0].parse.fields[0][0].encode()
     return (
         None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
     )
+
+
+def is_then_dropped(value: bytes, config: Program) -> bool:
+    """Whether the modelled stages drop a value behind dedup."""
+    return bool(config.dedup.key) and kind(value) == UNWANTED
 
 
 class ModelParse(Parse):
@@ -80,6 +92,13 @@ class ModelDedup(Dedup):
         if self.time_field:
             table = table.append_column(TIME_COLUMN, pa.array([time_us(value) for value in values], pa.int64()))
         return StageOutput(table, REJECTED_SCHEMA.empty_table())
+
+
+class ModelFilter(Filter):
+    def apply(self, context: Context, table: pa.Table) -> StageOutput:
+        stays = pa.array([kind(value) != UNWANTED for value in table["value"].to_pylist()], pa.bool_())
+        kept = table.filter(stays)
+        return StageOutput(kept, REJECTED_SCHEMA.empty_table(), {FILTERED.total: table.num_rows - kept.num_rows})
 
 
 def produced(value: bytes) -> bytes:

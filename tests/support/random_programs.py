@@ -110,14 +110,13 @@ class _Draw:
 
     def program(self) -> Change:
         rng = self.rng
-        for _ in range(rng.randint(0, 3)):
-            rng.choice([self._filter, self._compute])()
+        steps = [rng.choice([self._filter, self._compute]) for _ in range(rng.randint(0, 4))]
         if rng.random() < 0.2:
-            self._stateless()
+            steps.append(self._stateless)
         if rng.random() < 0.7:
-            self._dedup()
-            if rng.random() < 0.3:
-                self._compute()
+            steps.insert(rng.randint(0, len(steps)), self._dedup)
+        for step in steps:
+            step()
         sinks, buckets = self._sinks(), rng.choice([1, 2, 8])
 
         def change(document: dict[str, Any]) -> None:

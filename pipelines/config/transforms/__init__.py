@@ -31,7 +31,8 @@ class DedupConfig(TransformConfig):
     )
     keep_duplicates: bool = ours(
         False,
-        "Write dropped copies, as the rows they would have become, to the stream `tf-<pipeline>-duplicates`. Copies are always counted.",
+        "Write dropped copies, as the rows they would have become, to the stream `tf-<pipeline>-duplicates`. Copies are always counted; "
+        "one that a step behind dedup would drop has no row and is not written.",
     )
 
     def faults(self) -> Faults:
@@ -53,7 +54,6 @@ class DedupConfig(TransformConfig):
 class DedupTransform(TransformModel):
     """Drops records whose key was seen within the window; the first one stays."""
 
-    drops = True
     is_of_glassflow = True
 
     type: Literal["dedup"] = theirs(..., "Kind of transform.")

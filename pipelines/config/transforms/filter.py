@@ -21,7 +21,6 @@ class FilterConfig(ExpressionConfig):
 class FilterTransform(TransformModel):
     """Keeps the records for which an expression is true; the others are counted as filtered."""
 
-    drops = True
     is_of_glassflow = True
 
     type: Literal["filter"] = theirs(..., "Kind of transform.")

@@ -83,7 +83,6 @@ class PythonConfig(TransformConfig):
 class PythonTransform(TransformModel):
     """Calls a Python function: its outputs become fields, and the records that it leaves out are dropped."""
 
-    drops = True
     computes = True
 
     type: Literal["python"] = ours(..., "Kind of transform.")

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter
 
+from pipelines.process.drop_marks import marked
 from pipelines.process.isolation import isolated
 from pipelines.protocol.outcomes import REJECTED, Outcome, check_registered
 from pipelines.protocol.records import StageOutput
@@ -27,6 +28,16 @@ from pipelines.types.engine import Engine
 
 Columns = Mapping[str, str]
 """Types of columns by name: source types (`types.fields.SOURCE_TYPES`) before the mapping, column types of ClickHouse after it."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What some steps have made of records: as `StageOutput`, and the records that are dropped if dedup accepts them (`drop_marks`)."""
+
+    accepted: pa.Table
+    rejected: pa.Table
+    dropped: Mapping[str, int]
+    marked: Sequence[pa.Table]
 
 
 class State(Enum):
@@ -146,21 +157,27 @@ def pass_through(
     context: Context,
     rows: pa.Table,
     renew: Callable[[], Engine],
-) -> StageOutput:
+    is_behind: bool = False,
+) -> Passed:
     """Take `rows` through steps, each with the columns that no later step needs. A record on which a step ends is rejected.
 
-    `renew` opens another engine, if a step's error has left the old one unusable.
+    `renew` opens another engine, if a step's error has left the old one unusable. `is_behind`: the steps follow one with state.
     """
-    rejected, dropped = [], Counter[str]()
+    rejected, dropped, later = [], Counter[str](), []
     for step, done_with in steps:
         output = isolated(step.stage, _applied(step, context), context.engine, rows, renew)
         _check_dropped(step, output)
+        if not is_behind or step.rank is Rank.LAST:
+            dropped.update(output.dropped)
+        elif any(output.dropped.values()):
+            (total,) = output.dropped
+            later.append(marked(rows, output.accepted, output.rejected, total))
+        is_behind |= step.state is State.PER_BUCKET
         rows = output.accepted
         if not done_with.isdisjoint(rows.column_names):
             rows = rows.select([name for name in rows.column_names if name not in done_with])
         rejected.append(output.rejected)
-        dropped.update(output.dropped)
-    return StageOutput(rows, pa.concat_tables(rejected), dropped)
+    return Passed(rows, pa.concat_tables(rejected), dropped, later)
 
 
 def _applied(step: Step, context: Context) -> Callable[[Engine, pa.Table], StageOutput]:

@@ -72,7 +72,7 @@ class Dedup(Step):
 
     def sealed(self, rows: pa.Table) -> pa.Table:
         """Return rows of whole frames as they cross the exchange; with the window on a field, BEFORE_COLUMN is their last column."""
-        return with_newest_before(rows) if self.time_field else rows
+        return with_newest_before(in_position_order(rows)) if self.time_field else rows
 
     # The part after the exchange.
 

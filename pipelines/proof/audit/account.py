@@ -112,8 +112,9 @@ class Limits:
 class Account:
     """The places of the raw records.
 
-    `confirmed`: the rows of `out` that the sink has confirmed. `refused`: the sink's dead letters. `entered`: dead letters that were
-    redriven, at another position. `table` is None if the table has no position columns.
+    `confirmed`: the rows of `out` that the sink has confirmed. `then_dropped`: records that dedup has accepted, and that a later step has
+    dropped, as the streams say; that is no place, for verification must find the same. `refused`: the sink's dead letters. `entered`: dead
+    letters that were redriven, at another position. `table` is None if the table has no position columns.
     """
 
     raw: RawFrames
@@ -121,19 +122,20 @@ class Account:
     confirmed: Tallied
     dead_letters: Tallied
     duplicates: Tallied
+    then_dropped: Tallied
     refused: Tallied
     entered: Tallied
     table: Tallied | None
 
     def accepted(self, first: int, last: int) -> RawPositions:
-        """Return the positions on out of the records of the raw frames from `first` to `last`, both inclusive."""
+        """Return the positions of the accepted records, on out or then dropped, of the raw frames from `first` to `last`, inclusive."""
         start, end = self.raw.up_to(first - 1), self.raw.up_to(last)
-        return self.raw.codes(np.flatnonzero(self.out.counts[start:end]) + start)
+        return self.raw.codes(np.flatnonzero(self.out.counts[start:end] | self.then_dropped.counts[start:end]) + start)
 
     def describe(self, code: int) -> str:
         """Return how often each place holds a position, as text."""
         number = int(self.raw.numbers(np.array([code], dtype=np.uint64))[0])
-        tallied = {"out": self.out, "dead letters": self.dead_letters, "duplicates": self.duplicates}
+        tallied = {"out": self.out, "dead letters": self.dead_letters, "duplicates": self.duplicates, "then dropped": self.then_dropped}
         tallied |= {"table": self.table} if self.table else {}
         tallied |= {"dead letters of the sink": self.refused, "entered again": self.entered}
         counts = {name: int(one.counts[number]) if number >= 0 else _times(one.strangers, code) for name, one in tallied.items()}
@@ -171,8 +173,9 @@ def _process_faults(account: Account, limits: Limits, first: int, last: int) -> 
     for one in tallied:
         total += one.counts
     yield Fault(RAW_TO_OUT, MISSING, account.raw.codes(np.flatnonzero(total[first:last] == 0) + first))
+    total += account.then_dropped.counts
     yield Fault(RAW_TO_OUT, DOUBLED, account.raw.codes(np.flatnonzero(total > 1)))
-    strangers = np.unique(np.concatenate([one.strangers for one in tallied]))
+    strangers = np.unique(np.concatenate([one.strangers for one in (*tallied, account.then_dropped)]))
     yield Fault(RAW_TO_OUT, EXTRA, strangers[_is_compared(strangers, limits)])
 
 

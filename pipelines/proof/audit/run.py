@@ -37,7 +37,7 @@ from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.audit.report import AuditReport
 from pipelines.proof.readers import streams
 from pipelines.proof.readers.streams import Coordinates, Subjects
-from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL, count_rows, position_batches, table_batches
+from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source
 from pipelines.proof.verification.result import WAITING
@@ -45,9 +45,9 @@ from pipelines.proof.verification.run import Request, Verifier
 from pipelines.proof.verification.span import load_configs, read_history
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import Names
+from pipelines.protocol.naming import Names, is_then_dropped
 from pipelines.protocol.outcomes import DUPLICATE
-from pipelines.protocol.positions import RawPositions, SourcePartition, position_text, sequences_of, unpacked
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, RawPositions, SourcePartition, position_text, sequences_of, unpacked
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.topology import LegId
 
@@ -132,15 +132,15 @@ class Audit:
         """Return the account of the records as each sink has them: the tables are read first, then what comes before them."""
         tables = {seen.sink_leg: self._read_table(seen, raw) for seen in self._config.by_sink}
         self._progress("reading dead letters, out and duplicates")
-        dead_letters, duplicates, entered = (Tallied(raw.frames) for _ in range(3))
+        dead_letters, duplicates, then_dropped, entered = (Tallied(raw.frames) for _ in range(4))
         refused = {leg: Tallied(raw.frames) for leg in self._topology.sinks}
         self._read_dead_letters(dead_letters, refused)
         outs = {leg: self._read_out(leg, raw) for leg in self._topology.sinks}
         for message in streams.read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
-            duplicates.add(streams.positions_of(message))
+            (then_dropped if is_then_dropped(message.subject) else duplicates).add(streams.positions_of(message))
         entered.add(raw.entered)
         return {
-            leg: Account(raw.frames, *outs[leg], dead_letters, duplicates, refused[leg], entered, tables[leg])
+            leg: Account(raw.frames, *outs[leg], dead_letters, duplicates, then_dropped, refused[leg], entered, tables[leg])
             for leg in self._topology.sinks
         }
 

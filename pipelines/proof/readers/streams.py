@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import RetryableError
-from pipelines.proof.readers.table import SEQUENCE_AND_ORDINAL
 from pipelines.protocol.ledger import Log
-from pipelines.protocol.naming import Names, is_redriven
-from pipelines.protocol.positions import Position, RawPositions, position_keys
+from pipelines.protocol.naming import Names, is_redriven, is_then_dropped
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, RawPositions, position_keys
 from pipelines.protocol.records import (
     HEADER_FIRST,
     HEADER_TOPIC,
@@ -125,6 +124,11 @@ def positions_of(message: Message) -> RawPositions:
     """Return the raw positions of the rows of an out, dead-letter or duplicates frame."""
     positions: RawPositions = position_keys(decode_columns(message.payload, SEQUENCE_AND_ORDINAL, describe_frame(message)))
     return positions
+
+
+def read_then_dropped(log: JetStream, names: Names) -> Iterator[RawPositions]:
+    """Yield the positions of records that dedup has accepted and a later step has dropped, a frame at a time."""
+    return (positions_of(message) for message in read_frames(log, names, "duplicates") if is_then_dropped(message.subject))
 
 
 def read_dead_letters(log: JetStream, names: Names, columns: Sequence[str], subjects: Subjects | None = None) -> Iterator[pa.Table]:

@@ -14,10 +14,9 @@ from clickhouse_connect.driver.client import Client
 from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse.connection import open_client
 from pipelines.connectors.clickhouse.errors import map_error
-from pipelines.protocol.positions import position_keys
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, position_keys
 from pipelines.types.columns import quote_identifier
 
-SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
 _RESPONSE_SECONDS = 300.0
 """The whole table is read."""
 

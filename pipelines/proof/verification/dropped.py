@@ -24,7 +24,9 @@ from pipelines.proof.verification.span import History, dedup_settings, same_dedu
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, first_position, last_position
 
-_ELSEWHERE = "SELECT position FROM parsed WHERE stage IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
+_ELSEWHERE = (
+    "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
+)
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
 
 
@@ -48,7 +50,8 @@ class Dropped:
 def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Dropped:
     """Compute the dropped records of the history. A copy is one with a record of its key on out less than a window before it.
 
-    `accepted`: the positions on out of the records between two raw frames, both inclusive. `directory`: as in `reference_engine`.
+    `accepted`: the positions of the accepted records between two raw frames, both inclusive, as the streams show them: those on out, and
+    those that a step behind dedup has dropped. `directory`: as in `reference_engine`.
     """
     copies, unsure, elsewhere, unread = [NO_POSITIONS], [NO_POSITIONS], [NO_POSITIONS], []
     by_outcome: dict[str, list[RawPositions]] = defaultdict(list)
@@ -72,8 +75,12 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
                     by_outcome[outcome.label].append(found)
                 if source.configs[version].tables.routes:
                     elsewhere.append(_positions(engine, _ELSEWHERE.format(**bounds)))
-                if config.dedup.key and not source.configs[version].dedup.keeps:
-                    copies.append(_positions(engine, filled("reference/covered", window_us=config.dedup.window_us, **bounds)))
+                if config.dedup.key:
+                    # Copies that are kept are not missing, but for those that have no row.
+                    absent = "then_dropped IS NOT NULL" if source.configs[version].dedup.keeps else "true"
+                    copies.append(
+                        _positions(engine, filled("reference/covered", window_us=config.dedup.window_us, absent=absent, **bounds))
+                    )
                     unsure.append(_positions(engine, _UNSURE.format(**bounds)))
     all_copies = np.unique(np.concatenate(copies))
     own = {label: np.unique(np.concatenate(positions)) for label, positions in by_outcome.items()}

@@ -87,7 +87,10 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
         "abandoned": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
-    dropped = f"SELECT stage, count(*) FROM parsed WHERE starts_with(stage, '{DROPPED}') AND {inside} GROUP BY stage ORDER BY stage"  # noqa: S608
+    # A copy is a copy, whatever a step behind dedup would have made of it.
+    outcome = "coalesce(stage, CASE WHEN position NOT IN (SELECT position FROM dropped) THEN then_dropped END)"
+    ends = f"SELECT {outcome} AS outcome FROM parsed WHERE {inside}"  # noqa: S608
+    dropped = f"SELECT outcome, count(*) FROM ({ends}) WHERE starts_with(outcome, '{DROPPED}') GROUP BY outcome ORDER BY outcome"  # noqa: S608
     counts |= {label_of(stage): count for stage, count in engine.execute(dropped).fetchall()}
     if not counts["abandoned"]:
         del counts["abandoned"]

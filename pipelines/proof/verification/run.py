@@ -19,7 +19,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.readers.streams import last_sequence
+from pipelines.proof.readers.streams import last_sequence, read_then_dropped
 from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
@@ -31,7 +31,7 @@ from pipelines.proof.verification.span import History, Span, arrivals_of, is_ope
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.naming import Names
-from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_position
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_position, sequences_of
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
@@ -212,7 +212,7 @@ class Verifier:
         return span
 
     def _seed(self, reference: Reference, table: TableSide, span: Span) -> None:
-        """Add the records before the span that have a row, in any table of the pipeline: each was the first of its key."""
+        """Add the records before the span that were the first of their key: with a row in any table, or dropped by a later step."""
         bounds = span.read_from, span.first_replayed - 1
         for positions in table.positions(*bounds):
             reference.add_accepted_before(positions)
@@ -220,6 +220,9 @@ class Verifier:
             if seen.sink_leg != self._leg:
                 for codes in position_batches(seen.sink, f"_tf_sequence BETWEEN {bounds[0]} AND {bounds[1]}"):
                     reference.add_accepted_before(pa.table({"position": codes}))
+        for codes in read_then_dropped(self._log, self._names):
+            is_before = (sequences_of(codes) >= bounds[0]) & (sequences_of(codes) <= bounds[1])
+            reference.add_accepted_before(pa.table({"position": codes[is_before]}))
 
     def find_strangers(self) -> None:
         """Note rows at positions that raw never had, if the range has no end: they would belong to no hour."""

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dagster_project.pipeline_files import pipelines_directory, read_pipeline_files
 
 ENVIRONMENT = {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"}
 EXAMPLE = (Path(__file__).resolve().parents[3] / "examples" / "orders" / "pipeline.yaml").read_text()
-
-
-FILTER_BEHIND = "  - {type: filter, source_id: orders, config: {expression: quantity > 1}}\n"
 
 
 def write(path: Path, text: str = EXAMPLE, **replaced: str) -> Path:
@@ -49,10 +47,17 @@ def test_of_two_files_with_one_id_the_second_by_path_is_not_used(tmp_path: Path)
 
 
 def test_a_file_that_this_release_cannot_run_is_told(tmp_path: Path) -> None:
-    write(
-        tmp_path / "filter.yaml",
-        **{"transforms:\n": "transforms_order: file\ntransforms:\n", "sink:\n": FILTER_BEHIND + "sink:\n"},
-    )
+    document = yaml.safe_load(EXAMPLE)
+    (orders,) = document["sources"]
+    document["sources"].append({**orders, "source_id": "others", "topic": "others"})
+    side, names = {"key": "order_id", "time_window": "1h"}, [field["name"] for field in orders["schema_fields"]]
+    document["join"] = {
+        "enabled": True,
+        "left_source": {"source_id": "orders", **side},
+        "right_source": {"source_id": "others", **side},
+        "output_fields": [{"source_id": "orders", "name": name} for name in names],
+    }
+    write(tmp_path / "joined.yaml", yaml.safe_dump(document))
     assert "not supported yet" in read_pipeline_files(tmp_path, ENVIRONMENT).faulty[0].message
 
 

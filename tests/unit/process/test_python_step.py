@@ -17,6 +17,7 @@ from pipelines.cli.app import app
 from pipelines.config import load, shape_of, unsupported
 from pipelines.config.docs import EXAMPLE
 from pipelines.config.fields import origins
+from pipelines.config.order import in_order
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.functions import code
 from pipelines.functions.code import pack
@@ -250,10 +251,12 @@ def test_no_file_elsewhere_becomes_code(path: Path, name: str) -> None:
         check_functions(load(write(path, f", files: ['{name}']"), {}))
 
 
-def test_a_function_behind_a_dedup_is_refused(path: Path) -> None:
+def test_a_function_may_run_behind_dedup(path: Path) -> None:
     text = write(path).read_text().replace("transforms:\n", "transforms:\n  - {type: dedup, config: {key: order_id, time_window: 1h}}\n")
     path.write_text(text)
-    assert "put it before the dedup" in unsupported(load(path, {}))[0]
+    config = load(path, {})
+    assert [transform.type for _, transform in in_order(config)] == ["dedup", "python"]
+    assert unsupported(config) == []
 
 
 def test_a_key_may_be_an_output_of_a_function(path: Path) -> None:

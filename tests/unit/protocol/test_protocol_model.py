@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from support.protocol_chaos import play
 from support.protocol_outside import NAMES, ModelLog, Topic
@@ -25,6 +26,7 @@ from support.protocol_strikes import at_every_publish, before_every_call, report
 from support.protocol_world import EXPIRE, MAX_CALLS, World
 
 from pipelines.errors import DataLossError, HaltError, RefusedError
+from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import REDRIVE_CHAIN, SINK_CHAIN
@@ -247,6 +249,18 @@ def fill_raw(world: World) -> None:
     world.drain(world.runners[0])
     world.plan_letters = 1000
     world.log.max_bytes = {NAMES.stream("raw"): 12_000}
+
+
+def forgets_the_positions_without_rows(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    stays, dropped = parted(rows)
+    return stays, dropped if stays.num_rows else dropped.slice(0, 0)
+
+
+def test_a_dropped_first_without_a_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket of a plan may have no row but records that dedup has accepted and a later step has dropped."""
+    monkeypatch.setattr("pipelines.process.buckets.parted", forgets_the_positions_without_rows)
+    with pytest.raises(AssertionError):
+        play_all(range(100))
 
 
 def keeps_dead_letters_that_entered_again_behind_ingest(self: Purge, to: int) -> tuple[int, int]:
