@@ -117,7 +117,8 @@ def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
         "dagster/column_lineage": _lineage(pipeline, config),
     }
     name = table_name(config.sink_leg)
-    description = f"The records that {sink.when} takes, each exactly once." if sink.when else "The rows of the pipeline, each exactly once."
+    rest = "records that no other table takes" if sink.default else "rows of the pipeline"
+    description = f"The {f'records that {sink.when} takes' if sink.when else rest}, each exactly once."
     return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (OUT,), metadata)
 
 

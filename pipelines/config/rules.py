@@ -133,8 +133,8 @@ def _sinks(config: Any) -> Faults:
     elif config.only_sink is None and not config.sinks:
         yield ("sink",), "is required"
     if config.only_sink is not None:
-        for name in ("id", "when"):
-            if getattr(config.only_sink, name) is not None:
+        for name in ("id", "when", "default"):
+            if getattr(config.only_sink, name) not in (None, False):
                 yield ("sink", name), "is for `sinks`; a filter drops the records that the only sink does not take"
     known_ids: set[str] = set()
     tables: dict[tuple[Any, ...], int] = {}
@@ -147,6 +147,17 @@ def _sinks(config: Any) -> Faults:
         first = tables.setdefault(sink.place(), index)
         if first != index:
             yield ("sinks", index, "table"), f"is the table of sinks[{first}]: there the rows of two sinks would be indistinguishable"
+    yield from _default_sinks(config.sinks)
+
+
+def _default_sinks(sinks: Sequence[Any]) -> Faults:
+    defaults = [index for index, sink in enumerate(sinks) if sink.default]
+    for index in defaults[1:]:
+        yield ("sinks", index, "default"), f"sinks[{defaults[0]}] is the default already"
+    for index, sink in enumerate(sinks) if defaults else ():
+        if sink.when is None and not sink.default:
+            yield ("sinks", defaults[0], "default"), f"would take nothing: sinks[{index}] has no `when`, so it takes every record"
+            return
 
 
 def _mapping(config: Any) -> Faults:

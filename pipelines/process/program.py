@@ -442,4 +442,5 @@ def _mapping(config: PipelineConfig, fields: Columns, units: Mapping[str, str], 
         columns.append(MappedColumn(entry.name, entry.column_name, kind, has_default, units.get(entry.name, "")))
     conditions = [stored(asked.text, fields, config.sink.language, asked.type) for asked in config.sink.expressions()]
     positions = tuple(name for name in POSITION_COLUMNS if name in actual)
-    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, conditions[0] if conditions else None)
+    when, is_default = conditions[0] if conditions else None, config.sink.default
+    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, when, is_default)

@@ -94,6 +94,7 @@ class SinkModel(Model):
     when: Expression | None = ours(
         None, "Condition over the fields that reach the sink; it takes the records for which it is true. Default: all. Only in `sinks`."
     )
+    default: bool = ours(False, "Take the records that no other sink's `when` takes. One sink at most; not together with `when`.")
     language: Language | None = ours(None, "Language of `when`: `sql` or `expr`. Default: as in transforms.")
 
     def expressions(self) -> tuple[Asked, ...]:
@@ -107,6 +108,8 @@ class SinkModel(Model):
     def faults(self) -> Faults:
         if self.language is not None and self.when is None:
             yield ("language",), "is the language of `when`, which is not given"
+        if self.default and self.when is not None:
+            yield ("default",), "takes what no `when` takes, and this sink has a `when`: remove one of them"
 
 
 class ClickHouseSink(SinkModel):

@@ -47,7 +47,8 @@ class MappedColumn(NamedTuple):
 class MapToTable:
     """The columns of one table, in their order, then the `position_columns` that it has.
 
-    `leg`: the sink leg that writes it. `when`: the condition of the records that it takes, None for all.
+    `leg`: the sink leg that writes it. `when`: the condition of the records that it takes, None for all. `is_default`: it takes those that
+    no other table takes.
     """
 
     columns: tuple[MappedColumn, ...]
@@ -56,6 +57,7 @@ class MapToTable:
     position_columns: tuple[str, ...]
     leg: str = SINK
     when: Stored | None = None
+    is_default: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for names and types that may not be placed in a statement: a writer to the ledger must not decide an INSERT."""
@@ -65,6 +67,8 @@ class MapToTable:
             parse_type(column.type)
         if self.when is not None and self.when.expression.type != "bool":
             raise ValueError(f"{self.when.text!r} is no condition")
+        if self.when is not None and self.is_default:
+            raise ValueError("the default table has a condition")
 
     @cached_property
     def targets(self) -> list[TargetColumn]:
@@ -92,11 +96,15 @@ class MapToTable:
 
 @dataclass(frozen=True)
 class _Taken:
-    """The rows of one table. `numbers`: of their records in the batch, ascending; `rejected`: the records that the table does not take."""
+    """The rows of one table. `numbers`: of their records in the batch, ascending.
+
+    `rejected`: the records that the table does not take, and `closed`, which of the batch they are.
+    """
 
     rows: pa.Table
     numbers: Numbers
     rejected: pa.Table
+    closed: Mask
 
 
 @dataclass(frozen=True)
@@ -111,9 +119,11 @@ class MapToTables(Step):
     tables: tuple[MapToTable, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError without a table, and for two of one leg."""
+        """Raise ValueError without a table, for two of one leg, and for two defaults."""
         if not self.tables or len({table.leg for table in self.tables}) < len(self.tables):
             raise ValueError("the mapping needs tables, one for each sink")
+        if sum(table.is_default for table in self.tables) > 1:
+            raise ValueError("the mapping has two default tables")
 
     @property
     def routes(self) -> bool:
@@ -146,13 +156,15 @@ class MapToTables(Step):
             mapped = map_columns(context.engine, rows, self.tables[0].targets, keep)
             fitting = reject_wide(mapped.accepted, context.widest_bytes)
             return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
-        is_open, taken = np.ones(rows.num_rows, dtype=bool), []
-        numbered = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-        for table in self.tables:
-            taken.append(_taken(context, table, numbered, is_open))
-        is_taken = np.zeros(rows.num_rows, dtype=bool)
-        for one in taken:
+        is_open, is_taken = np.ones(rows.num_rows, dtype=bool), np.zeros(rows.num_rows, dtype=bool)
+        numbered, by_leg = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))), dict[str, _Taken]()
+        # The default last: it takes what the others leave.
+        for table in sorted(self.tables, key=lambda table: table.is_default):
+            candidates = is_open & ~is_taken if table.is_default else is_open
+            by_leg[table.leg] = one = _taken(context, table, numbered, candidates)
+            is_open[one.closed] = False
             is_taken[one.numbers] = True
+        taken = [by_leg[table.leg] for table in self.tables]
         rejected = pa.concat_tables([one.rejected for one in taken])
         together = self._together(rows, keep, taken, np.flatnonzero(is_open & is_taken))
         return StageOutput(together, rejected, {UNROUTED.total: int((is_open & ~is_taken).sum())})
@@ -199,7 +211,7 @@ class MapToTables(Step):
 
 
 def _taken(context: Context, table: MapToTable, rows: pa.Table, is_open: Mask) -> _Taken:
-    """Map the records that are open and that the sink takes; close those that it cannot judge, or that its table does not take."""
+    """Map the records that are open and that the sink takes; reject those that it cannot judge, or that its table does not take."""
     mine = rows if is_open.all() else rows.filter(pa.array(is_open))
     if SINK_COLUMN in mine.column_names:
         mine = mine.filter(pc.fill_null(pc.equal(mine.column(SINK_COLUMN), table.leg), True))
@@ -208,9 +220,8 @@ def _taken(context: Context, table: MapToTable, rows: pa.Table, is_open: Mask) -
     fitting = reject_wide(mapped.accepted, context.widest_bytes)
     numbers = fitting.accepted.column(_ROW).to_numpy()
     rejected = pa.concat_tables([judged.rejected, mapped.rejected, fitting.rejected])
-    if rejected.num_rows:
-        is_open[np.isin(position_keys(rows), position_keys(rejected))] = False
-    return _Taken(fitting.accepted, numbers, rejected)
+    closed = np.isin(position_keys(rows), position_keys(rejected)) if rejected.num_rows else np.zeros(rows.num_rows, dtype=bool)
+    return _Taken(fitting.accepted, numbers, rejected, closed)
 
 
 STEP = MapToTables

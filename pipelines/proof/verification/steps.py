@@ -255,8 +255,12 @@ def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:
 def _routed(step: Any, fields: Mapping[str, Field], rows: str) -> str:
     """Return the statement that tells for each table whether its sink takes a record, as `route_<number>`; NULL where that fails."""
     tried, routes = [], []
-    for number, table in enumerate(step.tables):
+    for number, table in sorted(enumerate(step.tables), key=lambda one: one[1].is_default):
         route = "true"
+        if table.is_default:
+            # Behind the others, whose answers it reads; a record on which one of them fails is rejected whole.
+            others = [f"coalesce(route_{other}, false)" for other in range(len(step.tables)) if other != number]
+            route = " AND ".join(f"NOT {other}" for other in others)
         if table.when is not None:
             tried.append(f", {table.when.expression.tried} AS tried_{number}")
             fails = f"tried_{number} IS NULL" + (f" OR tried_{number}.v IS NULL" if table.when.language == "expr" else "")
