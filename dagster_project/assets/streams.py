@@ -119,7 +119,10 @@ def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
     name = table_name(config.sink_leg)
     rest = "records that no other table takes" if sink.default else "rows of the pipeline"
     description = f"The {f'records that {sink.when} takes' if sink.when else rest}, each exactly once."
-    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (OUT,), metadata)
+    refuser = config.topology.refuser_of(config.sink_leg)
+    if refuser:
+        description = f"The rows that the table {table_name(refuser)} refuses, each exactly once."
+    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (table_name(refuser) if refuser else OUT,), metadata)
 
 
 def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:
