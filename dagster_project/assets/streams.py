@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, table_name
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, published_name, table_name
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from pipelines.config import KafkaSource, PipelineConfig, version_of
 from pipelines.config.checks import FreshnessCheck
@@ -33,6 +33,11 @@ _TAG_LENGTH = 63
 
 def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
     return dg.AssetKey([*pipeline.key_prefix, pipeline.key, name])
+
+
+def published_keys(pipeline: Pipeline) -> list[dg.AssetKey]:
+    """Return the keys of the publications of a pipeline's tables."""
+    return [asset_key(pipeline, published_name(leg)) for leg in pipeline.config.topology.sinks]
 
 
 def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
