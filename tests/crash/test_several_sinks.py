@@ -156,7 +156,7 @@ def test_a_server_that_is_away_holds_back_its_own_table_only(tables: Tables) -> 
     server.kill()
     case, end = tables.case, time.monotonic() + AWAY_SECONDS
     while time.monotonic() < end:
-        tables.send(250)
+        tables.send(50)
         wait_until(lambda: case.count() == tables.distinct, "the rows of the first table")
     wait_until(lambda: runner.legs[runner.topology.sinks[1]].status.state == "waiting", "a sink that waits")
     server.start()
