@@ -103,7 +103,7 @@ def main(
             console.print(_table(middles))
         if only == "sinks":
             results["sinks"] = _sinks(stack, events, runs)
-        if only in ("sinks", "sink-latency"):
+        if only == "sink-latency":
             results["sink-latency"] = _beside(stack, latency_seconds, runs)
         if only in ("", "latency"):
             results["latency"] = {name: asdict(found) for name, found in _latencies(stack, latency_seconds)}

@@ -34,7 +34,9 @@ def rows_of_refused(
     by_lane = zip(program.lanes, program.by_lane(records), strict=True)
     lanes = [pass_through(_whole(lane.steps), context, mine, renew).accepted for lane, mine in by_lane if mine.num_rows]
     shared = [step for step in program.shared[:-1] if not isinstance(step, Dedup)]
-    passed = pass_through(_whole(shared), context, program.united(lanes), renew).accepted
+    passed = program.united(lanes)
+    if shared:
+        passed = pass_through(_whole(shared), context, passed, renew).accepted
     why = pa.array([reasons[key] for key in position_keys(passed).tolist()], pa.string())
     refuser = pa.repeat(pa.scalar(program.leg, pa.string()), passed.num_rows)
     fields = passed.append_column(ERROR_FIELD, why).append_column(REFUSING_SINK_FIELD, refuser)
