@@ -143,7 +143,7 @@ class _Step:
     def _parts(self, frames: list[Arrived], spent: dict[str, float]) -> None:
         program, engine = self._program, self._connections.engine
         rows = _timed(spent, "decode", lambda: joined([records_of(frame.message, frame.arrival_us) for frame in frames]))
-        for name, (step, _) in zip(("parse", "keys", "map"), program.path, strict=True):
+        for name, (step, _) in zip(("parse", "keys", "map"), (*program.lane_paths[0], *program.shared_path), strict=True):
             rows = _timed(spent, name, partial(_applied, step, Context(engine, program.carried), rows))
         made = _timed(spent, "stages", lambda: run(program, engine, frames))
         owned = list(shares(made.rows, key_owners(made.rows, program.buckets)))

@@ -31,7 +31,7 @@ from pipelines.config import (
 from pipelines.config.fields import at_sink
 from pipelines.config.source_ids import chosen_source, only_source, source_by_id
 from pipelines.config.text import read_tree
-from pipelines.errors import ConfigurationError, HaltError, NotSupportedError
+from pipelines.errors import ConfigurationError, HaltError
 
 CANARY = "canary-7d1f"
 ORDERS = Path(__file__).parents[3] / "examples" / "orders" / "pipeline.yaml"
