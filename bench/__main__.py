@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, functions, latency, rival, sinks, stage, step, throughput, verification, warm
+from bench import expressions, functions, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
 from pipelines.demo.produce import produce
 from pipelines.protocol.topology import INGEST, KINDS
+from resources.local.clickhouse.service import ClickHouse
 from resources.local.stack import LocalStack
 
 _PLAIN = (("ingest", (INGEST,)), ("end-to-end", KINDS))
@@ -48,7 +49,7 @@ def main(
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
     only: Annotated[
-        str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, step, expressions, functions or warm.")
+        str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, expressions, functions or warm.")
     ] = "",
     live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
@@ -102,6 +103,8 @@ def main(
             console.print(_table(middles))
         if only == "sinks":
             results["sinks"] = _sinks(stack, events, runs)
+        if only == "sink-latency":
+            results["sink-latency"] = _beside(stack, latency_seconds, runs)
         if only in ("", "latency"):
             results["latency"] = {name: asdict(found) for name, found in _latencies(stack, latency_seconds)}
         if only in ("", "verification"):
@@ -124,6 +127,21 @@ def _sinks(stack: LocalStack, events: int, runs: int) -> dict[str, object]:
             )
     console.print(f"the second table costs {sinks.cost_of_the_second(found):.0%} of the pipeline with one")
     return {str(tables): [asdict(run) for run in made] for tables, made in found.items()}
+
+
+def _beside(stack: LocalStack, seconds: float, turns: int) -> dict[str, object]:
+    other = LocalStack(stack.home / "other", kinds=[ClickHouse()])
+    other.up()
+    try:
+        found = sink_latency.measure(stack, other, f"bench-beside-{uuid4().hex[:6]}", seconds, turns)
+    finally:
+        other.down()
+    for name, made in found.items():
+        p50, p99 = (
+            ", ".join(f"{value:.0f}" for value in values) for values in zip(*((one.p50_ms, one.p99_ms) for one in made), strict=True)
+        )
+        console.print(f"latency of a table at {sink_latency.PER_SECOND} events/s, {name}: p50 {p50} ms; p99 {p99} ms")
+    return {name: [asdict(one) for one in made] for name, made in found.items()}
 
 
 def _latencies(stack: LocalStack, seconds: float) -> Iterator[tuple[str, latency.Latency]]:

@@ -46,11 +46,11 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
     stop = threading.Event()
-    producer = threading.Thread(target=_produce, args=(stack.addresses().kafka_client, topic, per_second, stop), daemon=True)
+    producer = threading.Thread(target=produce, args=(stack.addresses().kafka_client, topic, per_second, stop), daemon=True)
     producer.start()
     time.sleep(WARM_UP_SECONDS)
     before, begun = meter.read(), time.monotonic()
-    latencies = _watch(pipeline, seconds)
+    latencies = watch(pipeline, seconds)
     used, elapsed = meter.read().since(before), time.monotonic() - begun
     stop.set()
     producer.join()
@@ -69,7 +69,7 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     )
 
 
-def _produce(connection: dict[str, str], topic: str, per_second: int, stop: threading.Event) -> None:
+def produce(connection: dict[str, str], topic: str, per_second: int, stop: threading.Event) -> None:
     """Sends `per_second` orders evenly, in steps of 10 ms, each with the instant of its sending."""
     producer = Producer({**connection, "linger.ms": 0})
     begun = time.monotonic()
@@ -98,7 +98,7 @@ def _order(number: int) -> bytes:
     return json.dumps(order).encode()
 
 
-def _watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
+def watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
     """Looks every 20 ms for rows not seen before, for `seconds`; a row's latency ends when the answer that shows it has come."""
     addresses = pipeline.addresses
     client = clickhouse_connect.get_client(

@@ -1,4 +1,4 @@
-"""Checks of each pipeline's table, and the publication that they hold back.
+"""Checks of each pipeline's tables, and the publications that they hold back.
 
 A failed blocking check stops what depends on the table in the same run only: so the job `publish_<pipeline>` makes the checks and then the
 publication. What depends on `published` sees checked rows; what depends on the table itself does not wait for any check.
@@ -13,8 +13,8 @@ from typing import Any
 import dagster as dg
 from dagster import AssetCheckSeverity
 
-from dagster_project.assets.stream_names import PUBLISHED, TABLE, VERIFICATION
-from dagster_project.assets.streams import PIPELINE_TAG, asset_key, op_name, spec_behind
+from dagster_project.assets.stream_names import PUBLISHED, TABLE, VERIFICATION, published_name, table_name
+from dagster_project.assets.streams import PIPELINE_TAG, asset_key, op_name, published_keys, spec_behind
 from dagster_project.assets.verification_hours import HOUR, begin_of_hour, hours_without_verdict, key_of
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.jobs.repairs import note_pipeline
@@ -38,9 +38,8 @@ def build(files: PipelineFiles) -> dg.Definitions:
     jobs = [
         dg.define_asset_job(
             f"publish_{pipeline.label}",
-            selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE))
-            | dg.AssetSelection.assets(asset_key(pipeline, PUBLISHED)),
-            description="Checks the table, and publishes it unless a blocking check has failed.",
+            selection=dg.AssetSelection.checks_for_assets(asset_key(pipeline, TABLE)) | dg.AssetSelection.assets(*published_keys(pipeline)),
+            description="Checks the tables, and publishes them unless a blocking check has failed.",
             tags={PIPELINE_TAG: pipeline.config.pipeline_id},
         )
         for pipeline in files.pipelines
@@ -159,16 +158,24 @@ def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilte
 
 
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
+    """Build the publications of all tables. Each depends on the first table, too: the checks, which look at all tables, belong to it."""
     text = "The checked part of the table. Let assets that need checked rows depend on this one."
+    sinks = {published_name(leg): leg for leg in pipeline.config.topology.sinks}
+    made = [spec_behind(pipeline, name, table_name(leg), text, automation=due(PUBLISHED_AT)) for name, leg in sinks.items()]
+    specs = [
+        spec.replace_attributes(deps=[*spec.deps, asset_key(pipeline, TABLE)]) if leg.name else spec
+        for spec, leg in zip(made, sinks.values(), strict=True)
+    ]
 
-    spec = spec_behind(pipeline, PUBLISHED, TABLE, text, automation=due(PUBLISHED_AT))
-
-    @dg.multi_asset(specs=[spec], name=op_name(pipeline, PUBLISHED), retry_policy=RETRY)
-    def published(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> dg.MaterializeResult[Any]:
+    @dg.multi_asset(specs=specs, name=op_name(pipeline, PUBLISHED), retry_policy=RETRY, can_subset=True)
+    def published(context: dg.AssetExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.MaterializeResult[Any]]:
         note_pipeline(context, pipeline)
         with errors_as_failures():
             account = read_account(streaming_jobs.config(pipeline.path), None)
-        metadata = {ROW_COUNT: numbers(account, TABLE)[ROW_COUNT], "confirmed_to": account.confirmed_to}
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(account.confirmed_to)))
+        for name, leg in sinks.items():
+            key, to = asset_key(pipeline, name), account.confirmed_to[leg]
+            if key in context.selected_asset_keys:
+                metadata = {ROW_COUNT: numbers(account, table_name(leg))[ROW_COUNT], "confirmed_to": to}
+                yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=dg.DataVersion(str(to)))
 
     return published

@@ -33,7 +33,7 @@ PLOTTED: Mapping[str, tuple[str, ...]] = {
 class Account:
     """A pipeline at one moment. `stream_bytes` by asset; `keys` and `runs` of the key store, 0 without dedup.
 
-    `confirmed_to`: the last sequence of out that ClickHouse has confirmed; with several sinks the sum of theirs. `lag`: offsets in Kafka
+    `confirmed_to`: by the sink leg, the last sequence of its stream that ClickHouse has confirmed. `lag`: offsets in Kafka
     that ingest has not confirmed, None if unknown. `stream_id`: the id of the raw stream; it changes if the pipeline is deleted and created
     again.
     """
@@ -42,7 +42,7 @@ class Account:
     stream_bytes: Mapping[str, int]
     keys: int
     runs: int
-    confirmed_to: int
+    confirmed_to: Mapping[LegId, int]
     stream_id: str
     lag: int | None = None
 
@@ -58,7 +58,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
         roles = {RAW: ("raw",), OUT: config.topology.outs, DEAD_LETTERS: ("dlq",)}
         states = {name: [log.state(names.stream(role)) for role in of_asset] for name, of_asset in roles.items()}
         _, listed = live_lists(log, names)
-        confirmed_to = sum(read_chain(log, names, leg.chain).to or 0 for leg in config.topology.sinks)
+        confirmed_to = {leg: read_chain(log, names, leg.chain).to or 0 for leg in config.topology.sinks}
     rows = [facts[1] for runs in listed.values() for facts in runs]
     stream_bytes = {name: sum(state.bytes for state in found if state) for name, found in states.items() if any(found)}
     (raw,) = states[RAW]

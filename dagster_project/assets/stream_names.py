@@ -18,4 +18,9 @@ def table_name(leg: LegId) -> str:
     return f"{TABLE}_{leg.name}" if leg.name else TABLE
 
 
+def published_name(leg: LegId) -> str:
+    """Return the name of the publication of the table of a sink leg: PUBLISHED, and for every further sink PUBLISHED and its id."""
+    return f"{PUBLISHED}_{leg.name}" if leg.name else PUBLISHED
+
+
 ALL = (RAW, DEDUP, OUT, TABLE, DEAD_LETTERS, PUBLISHED, COMPACTION, REPROCESSED, VERIFICATION)

@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, table_name
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, published_name, table_name
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from pipelines.config import KafkaSource, PipelineConfig, version_of
 from pipelines.config.checks import FreshnessCheck
@@ -33,6 +33,11 @@ _TAG_LENGTH = 63
 
 def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
     return dg.AssetKey([*pipeline.key_prefix, pipeline.key, name])
+
+
+def published_keys(pipeline: Pipeline) -> list[dg.AssetKey]:
+    """Return the keys of the publications of a pipeline's tables."""
+    return [asset_key(pipeline, published_name(leg)) for leg in pipeline.config.topology.sinks]
 
 
 def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
@@ -117,8 +122,12 @@ def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
         "dagster/column_lineage": _lineage(pipeline, config),
     }
     name = table_name(config.sink_leg)
-    description = f"The records that {sink.when} takes, each exactly once." if sink.when else "The rows of the pipeline, each exactly once."
-    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (OUT,), metadata)
+    rest = "records that no other table takes" if sink.default else "rows of the pipeline"
+    description = f"The {f'records that {sink.when} takes' if sink.when else rest}, each exactly once."
+    refuser = config.topology.refuser_of(config.sink_leg)
+    if refuser:
+        description = f"The rows that the table {table_name(refuser)} refuses, each exactly once."
+    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (table_name(refuser) if refuser else OUT,), metadata)
 
 
 def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:

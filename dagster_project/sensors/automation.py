@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project.assets.stream_names import COMPACTION, PUBLISHED, TABLE
-from dagster_project.assets.streams import asset_key, has_dedup
+from dagster_project.assets.stream_names import COMPACTION, TABLE
+from dagster_project.assets.streams import asset_key, has_dedup, published_keys
 from dagster_project.pipeline_files import PipelineFiles
 from dagster_project.schedule_status import sensor_status
 
@@ -28,7 +28,7 @@ def due(cron: str) -> dg.AutomationCondition[Any]:
 def build(files: PipelineFiles) -> dg.Definitions:
     if not files.pipelines:
         return dg.Definitions()
-    made = [asset_key(pipeline, PUBLISHED) for pipeline in files.pipelines]
+    made = [key for pipeline in files.pipelines for key in published_keys(pipeline)]
     made += [asset_key(pipeline, COMPACTION) for pipeline in files.pipelines if has_dedup(pipeline)]
     checked = [asset_key(pipeline, TABLE) for pipeline in files.pipelines]
     sensor = dg.AutomationConditionSensorDefinition(

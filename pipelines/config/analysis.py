@@ -193,7 +193,8 @@ def deliveries(config: PipelineConfig) -> Notes:
 
 
 def routes(config: PipelineConfig) -> Notes:
-    if len(config.all_sinks) > 1 and all(sink.when for sink in config.all_sinks):
+    routed = [seen.sink for seen in config.by_sink if not config.topology.refuser_of(seen.sink_leg)]
+    if len(routed) > 1 and all(sink.when for sink in routed):
         yield ("sinks",), "each has a `when`: a record that none takes has no row, and is counted as taken by no sink"
 
 
@@ -257,7 +258,7 @@ def run_digest(text: str) -> str:
 
 
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
-    """Return what may not change over a pipeline's life, as JSON values: buckets, streams, sinks, and per source its topic and keys.
+    """Return what may not change over a pipeline's life, as JSON values: buckets, streams, sinks, fallbacks, and of sources topic and keys.
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change.
@@ -276,6 +277,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         **({"streams": config.streams} if config.streams > 1 else {}),
         # Each reads a stream of its own, the first one `out`.
         **({"sinks": [sink.id for sink in config.sinks]} if config.sinks else {}),
+        # The only writer of a fallback's stream is the sink that refuses.
+        **({"fallbacks": fallbacks} if (fallbacks := config.fallbacks) else {}),
         "sources": {
             source.source_id: {
                 "topic": source.topic,

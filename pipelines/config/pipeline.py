@@ -26,8 +26,9 @@ from pipelines.config.base import (
     theirs,
 )
 from pipelines.config.checks import Checks
+from pipelines.config.fields import at_sink
 from pipelines.config.on_error import OnError, OnErrorField
-from pipelines.config.sinks import Sink
+from pipelines.config.sinks import FALLBACK_FIELDS, Sink
 from pipelines.config.sources import KafkaSource, Source
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
@@ -318,7 +319,17 @@ class PipelineConfig(Model):
 
     @property
     def topology(self) -> Topology:
-        return Topology.of([source.source_id for source in self.sources], [sink.id or "" for sink in self.all_sinks])
+        return Topology.of([source.source_id for source in self.sources], [sink.id or "" for sink in self.all_sinks], self.fallbacks)
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """The id of the fallback by the id of the sink whose refused rows it takes."""
+        return {str(sink.id): sink.on_refused.sink for sink in self.sinks if sink.on_refused is not None}
+
+    @property
+    def fields_at_sink(self) -> Mapping[str, str]:
+        """The types of the fields that the mapping of `sink` may name."""
+        return {**at_sink(self), **(FALLBACK_FIELDS if self.topology.refuser_of(self.sink_leg) else {})}
 
     def consumer_group(self, source: KafkaSource) -> str:
         return source.consumer_group or f"tallyflow-{self.pipeline_id}"

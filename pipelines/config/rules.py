@@ -10,6 +10,7 @@ from typing import Any
 from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, checked, joins, known, of_source, source_of
 from pipelines.config.partial import Unjudged
+from pipelines.config.sinks import FALLBACK_FIELDS
 from pipelines.config.transform_model import Asked, Language
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
@@ -133,8 +134,8 @@ def _sinks(config: Any) -> Faults:
     elif config.only_sink is None and not config.sinks:
         yield ("sink",), "is required"
     if config.only_sink is not None:
-        for name in ("id", "when"):
-            if getattr(config.only_sink, name) is not None:
+        for name in ("id", "when", "default", "on_refused"):
+            if getattr(config.only_sink, name) not in (None, False):
                 yield ("sink", name), "is for `sinks`; a filter drops the records that the only sink does not take"
     known_ids: set[str] = set()
     tables: dict[tuple[Any, ...], int] = {}
@@ -147,12 +148,53 @@ def _sinks(config: Any) -> Faults:
         first = tables.setdefault(sink.place(), index)
         if first != index:
             yield ("sinks", index, "table"), f"is the table of sinks[{first}]: there the rows of two sinks would be indistinguishable"
+    yield from _default_sinks(config.sinks)
+    yield from _fallbacks(config)
+
+
+def _fallbacks(config: Any) -> Faults:
+    """Yield the faults of fallbacks: each takes the rows of one sink before it, and no other row, so that a position is there once."""
+    places, taken = {sink.id: index for index, sink in enumerate(config.sinks)}, dict[str, int]()
+    for index, sink in enumerate(config.sinks):
+        if sink.on_refused is None:
+            continue
+        name, at = sink.on_refused.sink, ("sinks", index, "on_refused", "sink")
+        if name not in places:
+            yield at, f"there is no sink {name!r}{suggestion(name, [*filter(None, places)])}"
+        elif places[name] <= index:
+            yield at, f"the sink {name!r} must stand behind this one"
+        elif config.sinks[places[name]].on_refused is not None:
+            yield at, f"the sink {name!r} has a fallback itself: a row that a fallback refuses becomes a dead letter"
+        elif config.sinks[places[name]].when is not None or config.sinks[places[name]].default:
+            yield (
+                at,
+                f"the sink {name!r} takes records by `when` or `default`: a record could be in its table twice; add a sink without them",
+            )
+        elif name in taken:
+            yield at, f"the sink {name!r} is the fallback of sinks[{taken[name]}]: a record could be in its table twice; add another"
+        taken.setdefault(name, index)
+    for index, transform in enumerate(config.transforms) if taken else ():
+        if transform.type == "python":
+            why = "it is called again for a refused row, and might answer otherwise"
+            yield ("transforms", index), f"a function does not go with `on_refused` of a sink: {why}"
+
+
+def _default_sinks(sinks: Sequence[Any]) -> Faults:
+    fallbacks = fallback_ids(sinks)
+    defaults = [index for index, sink in enumerate(sinks) if sink.default]
+    for index in defaults[1:]:
+        yield ("sinks", index, "default"), f"sinks[{defaults[0]}] is the default already"
+    for index, sink in enumerate(sinks) if defaults else ():
+        if sink.when is None and not sink.default and sink.id not in fallbacks:
+            yield ("sinks", defaults[0], "default"), f"would take nothing: sinks[{index}] has no `when`, so it takes every record"
+            return
 
 
 def _mapping(config: Any) -> Faults:
-    fields = at_sink(config)
-    field_set, why = frozenset(fields), apart(config)
+    reached, fallbacks, why = at_sink(config), fallback_ids(config.sinks), apart(config)
     for at, sink in _all_sinks(config):
+        fields = {**reached, **FALLBACK_FIELDS} if sink.id in fallbacks else reached
+        field_set = frozenset(fields)
         for asked in sink.expressions():
             yield from _faulty((*at, *asked.at), asked, fields, sink.language, why)
         for index, column in enumerate(sink.mapping):
@@ -160,6 +202,11 @@ def _mapping(config: Any) -> Faults:
                 yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set, why)
             except Unjudged:
                 continue
+
+
+def fallback_ids(sinks: Sequence[Any]) -> frozenset[str]:
+    """Return the ids of the sinks that take the refused rows of others."""
+    return frozenset(sink.on_refused.sink for sink in sinks if sink.on_refused is not None)
 
 
 def _all_sinks(config: Any) -> list[tuple[Location, Any]]:

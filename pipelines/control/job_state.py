@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from pipelines.protocol.outcomes import written_for
 from pipelines.protocol.topology import SINK, LegId, Topology
 
 State = Literal["stopped", "starting", "running", "waiting", "halted", "stuck", "unreachable"]
@@ -76,7 +77,7 @@ def _waiting_rows(snapshot: Mapping[str, Any], topology: Topology, leg: LegId) -
     legs, upstream = snapshot["legs"], topology.upstream(leg)
     if not legs.keys() >= {*upstream}:
         return 0
-    written = sum(int(legs[before]["totals"].get("rows_out", 0)) for before in upstream)
+    written = sum(written_for(leg, before.kind, legs[before]["totals"]) for before in upstream)
     return written - int(legs[leg]["totals"].get(leg.counted_in, 0))
 
 

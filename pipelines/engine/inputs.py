@@ -15,6 +15,7 @@ from pipelines.connectors.sources import Asked, Source
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.outcomes import written_for
 from pipelines.protocol.topology import LegId
 
 Offset = dict[str, int]
@@ -225,10 +226,11 @@ class StreamInput(Input):
     def _rows_waiting(self) -> int:
         """Return the rows that the legs upstream have written and this one has not confirmed, by the totals of each last `done`."""
 
-        def total(leg: LegId, count: str) -> int:
-            return read_chain(self._log, self._names, leg.chain).totals.get(count, 0)
+        def totals(leg: LegId) -> Mapping[str, int]:
+            return read_chain(self._log, self._names, leg.chain).totals
 
-        return sum(total(leg, "rows_out") for leg in self._upstream) - total(self._leg, self._leg.counted_in)
+        written = sum(written_for(self._leg, leg.kind, totals(leg)) for leg in self._upstream)
+        return written - totals(self._leg).get(self._leg.counted_in, 0)
 
     def _pause(self) -> float:
         return IDLE_SECONDS if self._held_until is None else max(0.001, self._held_until - self._clock())

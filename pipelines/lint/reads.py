@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
 from pipelines.config.fields import Passed, at_sink, checked, path_of
+from pipelines.config.sinks import FALLBACK_FIELDS
 from pipelines.config.transforms.python import PythonConfig
 
 
@@ -32,7 +33,7 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
             made += computed
             present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
         for sink in config.all_sinks:
-            names = {column.name for column in sink.mapping}
+            names = {column.name for column in sink.mapping} - FALLBACK_FIELDS.keys()
             names = names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
             read |= {present[name] for name in names}
     yield from (field for field in dict.fromkeys(made) if field not in read)

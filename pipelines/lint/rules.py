@@ -167,5 +167,10 @@ RULES: tuple[Rule, ...] = (
         "Remove delivery: at_least_once, if the table can drop repeated inserts.",
         analysis.deliveries,
     ),
-    Rule("TF017", "Sinks that may all leave a record.", "Give one sink no `when`, if each record must have a row.", analysis.routes),
+    Rule(
+        "TF017",
+        "Sinks that may all leave a record.",
+        "Give one sink `default: true`, or no `when`.",
+        analysis.routes,
+    ),
 )

@@ -66,13 +66,13 @@ def rebucket(state: KeyState) -> Rebucketed:
 def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, buckets: int) -> Rebucketed:
     if found.done is None:
         return Rebucketed(buckets, buckets, 0, 0)
-    done, lists = found.done.body, state.lists(found)
+    done, lists, topology = found.done.body, state.lists(found), state.connections.config.topology
     before = done.buckets
     old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
     new = old
     if before != buckets:
         new = {bucket: _new_runs(state, found, done, bucket) for bucket in range(buckets)}
-    _mark(state, state.connections.config.topology.outs, buckets, Position.end_of(done.to))
+    _mark(state, topology.writes(topology.process), buckets, Position.end_of(done.to))
     if before != buckets:
         runs = {str(bucket): listed(facts) for bucket, facts in new.items() if facts}
         pages = RunLists(state.connections.log, state.names).write(None, runs)

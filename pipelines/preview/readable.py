@@ -23,7 +23,7 @@ def rows_of_records(program: Program, rows: pa.Table) -> list[dict[str, Any]]:
     tables = program.tables
     found: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
     index = {key: number for number, key in enumerate(position_keys(rows).tolist())}
-    for table in tables.tables:
+    for table in tables.routed:
         mine = tables.rows_for(rows, table.leg)
         for key, row in zip(position_keys(mine).tolist(), mine.select(table.insert_columns).to_pylist(), strict=True):
             found[index[key]] |= {table.leg: row} if tables.routes else row
@@ -32,7 +32,7 @@ def rows_of_records(program: Program, rows: pa.Table) -> list[dict[str, Any]]:
 
 def readable_rows(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, dict[str, Any]]]:
     """Return the rows of one record (`rows_of_records`) in readable form, each with its table."""
-    tables = program.tables.tables
+    tables = program.tables.routed
     if not program.tables.routes:
         return [(tables[0], readable_row(fields, tables[0]))]
     return [(table, readable_row(fields[table.leg], table)) for table in tables if table.leg in fields]

@@ -41,7 +41,7 @@ class Buckets:
 
     def __init__(self, connections: Connections, config: Program, item: ProcessItem) -> None:
         self._connections, self._config, self._item = connections, config, item
-        self.means, self._sinks = connections.means, connections.config.topology.sinks
+        self.means, self._sinks = connections.means, connections.config.topology.routed
         self._headers = {HEADER_CONFIG: item.config}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
@@ -131,7 +131,7 @@ class Buckets:
 def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:
     """Return (role, subject) of all that is written of a bucket's records: the rows for each sink, positions, copies, dead letters."""
     names = connections.names
-    outs = [(role, names.out(bucket, role)) for role in connections.config.topology.outs]
+    outs = [(role, names.out(bucket, role)) for role in connections.config.topology.writes(connections.config.topology.process)]
     decided = [("duplicates", subject) for subject in (names.then_dropped(bucket), names.duplicates(bucket))]
     return [*outs, *decided, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
 

@@ -271,7 +271,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             clock_resets=item.clock_resets,
             watermarks=item.watermarks if report.watermarks is None else report.watermarks,
             input=input_mark(arrived[-1].message),
-            ends={role: self._end_of(role, tails) for role in (*self.connections.config.topology.outs, "duplicates")},
+            ends={role: self._end_of(role, tails) for role in (*self.connections.config.topology.writes(self.name), "duplicates")},
             arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
         )
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pipelines.config import KafkaSource, PipelineConfig
 from pipelines.config.fields import common
 from pipelines.config.order import in_order
+from pipelines.config.sinks import FALLBACK_FIELDS
 from pipelines.config.sources import KafkaColumn, SchemaField
 from pipelines.config.text import path_text
 from pipelines.config.transforms import Transform
@@ -200,7 +201,7 @@ class Program:
     @property
     def widening(self) -> int:
         """How many times the size of their records rows may take."""
-        read = [column.field for table in self.tables.tables for column in table.columns]
+        read = [column.field for table in self.tables.routed for column in table.columns]
         whole = [{column.name for column in lane.parse.columns if column.is_whole} for lane in self.lanes]
         return self.tables.widening + max(sum(name in names for name in read) for names in whole)
 
@@ -373,7 +374,7 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
     for seen, table in zip(config.by_sink, tables, strict=True):
         try:
             targets.append(_mapping(seen, shared.known, shared.units, table))
-            targets[-1].check(shared.known)
+            targets[-1].check({**shared.known, **(FALLBACK_FIELDS if targets[-1].refused_by else {})})
         except ValueError as error:
             faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
     if faults:
@@ -446,4 +447,5 @@ def _mapping(config: PipelineConfig, fields: Columns, units: Mapping[str, str], 
         columns.append(MappedColumn(entry.name, entry.column_name, kind, has_default, units.get(entry.name, "")))
     conditions = [stored(asked.text, fields, config.sink.language, asked.type) for asked in config.sink.expressions()]
     positions = tuple(name for name in POSITION_COLUMNS if name in actual)
-    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, conditions[0] if conditions else None)
+    when, refuser = conditions[0] if conditions else None, config.topology.refuser_of(config.sink_leg) or ""
+    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, when, config.sink.default, refuser)

@@ -26,6 +26,7 @@ from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program, run
 from pipelines.progress import Progress, no_progress
+from pipelines.proof.readers.streams import read_frames
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify_sink
 from pipelines.protocol.failpoints import reach
@@ -33,6 +34,8 @@ from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.protocol.positions import RawPositions, position_keys, sequences_of
 from pipelines.protocol.purge import purge_lease
+from pipelines.protocol.records import decode_frame, describe_frame
+from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
 from pipelines.types.duckdb import open_engine
@@ -199,7 +202,10 @@ class _Inserts:
 
     def _insert_step(self, engine: Engine, target: _Target, step: list[Arrived]) -> int:
         config = target.config
-        rows = config.tables.rows_for(parted(run(config, engine, step).rows)[0], config.leg)
+        if config.mapping.refused_by:
+            rows = self._rows_refused(config)
+        else:
+            rows = config.tables.rows_for(parted(run(config, engine, step).rows)[0], config.leg)
         rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
         rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
         if not rows.num_rows:
@@ -222,6 +228,12 @@ class _Inserts:
             ) from error
         reach("repair.after-insert")
         return len(positions)
+
+    def _rows_refused(self, config: Program) -> pa.Table:
+        """Return the rows of a fallback that were made under `config`: its stream has them as long as raw has their records."""
+        role = LegId.parse(config.leg).input_role
+        frames = [message for message in read_frames(self._log, self._names, role) if message.config == config.version]
+        return pa.concat_tables([decode_frame(message.payload, describe_frame(message)) for message in frames])
 
     def _held(self, table: Table, step: list[Arrived]) -> RawPositions:
         stored = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))

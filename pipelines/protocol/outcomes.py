@@ -34,13 +34,15 @@ WRITTEN = Outcome("rows_out", "written to out")
 DUPLICATE = Outcome("duplicates", "duplicates dropped")
 REJECTED = Outcome("rows_rejected", "dead letters")
 CONFIRMED = Outcome("rows_out", "confirmed by ClickHouse")
+DIVERTED = Outcome("rows_diverted", "refused into the fallback", is_rare=True)
+"""Rows that ClickHouse refused and that the sink has written to the stream of its fallback."""
 ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_rare=True)
 """Rows abandoned by `tallyflow plan abandon`: dead letters, too."""
 
 BY_KIND: dict[str, list[Outcome]] = {
     "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
     "process": [WRITTEN, DUPLICATE, REJECTED],
-    "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED],
+    "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED, DIVERTED],
 }
 """The outcomes by kind of leg, in their order in reports."""
 
@@ -54,6 +56,11 @@ ROUTED = "routed."
 def routed_to(leg: str) -> str:
     """Return the total of the rows that process has written for a sink leg, where sinks differ in what they take."""
     return ROUTED + leg
+
+
+def written_for(reader: str, writer: str, totals: Mapping[str, int]) -> int:
+    """Return the rows that a leg of the kind `writer` has written for the leg `reader`, by its running totals."""
+    return totals.get(DIVERTED.total, 0) if writer == "sink" else totals.get(routed_to(reader), totals.get(WRITTEN.total, 0))
 
 
 def register(name: str, label: str) -> Outcome:

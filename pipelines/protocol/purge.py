@@ -28,9 +28,9 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
 from pipelines.protocol.naming import REDRIVE, Names, is_redriven
 from pipelines.protocol.positions import Position
-from pipelines.protocol.records import HEADER_FIRST, Message, instant
+from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
-from pipelines.protocol.topology import LegId, Topology
+from pipelines.protocol.topology import RAW, LegId, Topology
 
 ENTRIES_PER_CALL = 20_000
 """Limit of the chain entries that one call reads: some seconds for a chain that was never folded, so that a stop need not wait long."""
@@ -269,6 +269,8 @@ class Purge:
         redriven after that may fill the stream, and then ingest cannot continue. So the second limit is the end of the last processed
         range, and `_purge_frames` spares ingest's own frames.
         """
+        if self._topology.refuser_of(self._leg):
+            to = self._with_raw(to)
         if not self._is_process:
             return to, to
         covered, anywhere = min(to, _confirmed_by_ingest(self._ingests().values())), to
@@ -278,6 +280,18 @@ class Purge:
                 covered, anywhere = min(covered, first), 0
         return covered, anywhere
 
+    def _with_raw(self, to: int) -> int:
+        """Return the last sequence of a fallback's stream, at most `to`, before the first row whose raw frame is there.
+
+        Verification takes from that stream which records were refused, as long as it can read these records.
+        """
+        role, raw = self._leg.input_role, read_purged(self._log, self._names, RAW)
+        after = max(0, read_purged(self._log, self._names, role).below - 1)
+        for frame in self._log.fetch(self._names.stream(role), self._names.subjects(role), after, to):
+            if Position.parse(frame.headers[HEADER_LAST]).sequence >= raw.below:
+                return frame.sequence - 1
+        return to
+
     def _first_unconfirmed(self, sink: LegId) -> int | None:
         """Return the raw sequence before the first row that a sink has not confirmed; 0 if it is unknown now, None without such a row."""
         assert sink.reads is not None
@@ -285,6 +299,10 @@ class Purge:
         written = self._log.state(stream)
         if written is None or written.last_sequence <= confirmed:
             return None
+        if self._topology.refuser_of(sink):
+            # One chunk of the refusing sink may hold several ranges, and writes them bucket by bucket.
+            frames = self._log.fetch(stream, self._names.subjects(sink.reads), confirmed, written.last_sequence)
+            return min((Position.parse(frame.headers[HEADER_FIRST]).sequence - 1 for frame in frames), default=0)
         waiting = self._log.get(stream, confirmed + 1)
         # If it is missing, the sink has confirmed and purged it since.
         return Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1 if waiting else 0

@@ -2,7 +2,7 @@
 
 ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
 process   records read    = written + duplicates dropped + dropped by other steps + taken by no sink + rejected (dead letters)
-sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both)
+sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both) + refused into the fallback
 redrive   dead letters    = redriven + discarded + still dead letters
 
 Between two legs: the next leg has read, or still has before it, everything that the legs upstream have written together; process reads the
@@ -21,10 +21,10 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.existence import Streams, check_started
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Log, Plan, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.outcomes import REJECTED, WRITTEN, counted, routed_to
+from pipelines.protocol.outcomes import REJECTED, counted, written_for
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN
-from pipelines.protocol.topology import LegId, Topology, chain_of, feeds, takes_redriven
+from pipelines.protocol.topology import LegId, Topology, chain_of, takes_redriven
 
 Totals = Mapping[str, int]
 
@@ -40,6 +40,7 @@ class LegTally:
     """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless there is a defect.
 
     `waiting`: rows that the legs upstream had written and this one had not read, now; `waiting_before`: at the instant.
+    `upstream`: these legs.
     """
 
     leg: str
@@ -48,6 +49,7 @@ class LegTally:
     waiting: int
     has_open_plan: bool
     waiting_before: int = 0
+    upstream: tuple[str, ...] = ()
 
     @property
     def residue(self) -> int:
@@ -78,7 +80,7 @@ class Tally:
     def _upstream(self, leg: LegTally) -> list[LegTally]:
         """Return the accounts of the writers of what `leg` reads."""
         reader = LegId.parse(leg.leg)
-        legs = [one for one in self.legs if feeds(LegId.parse(one.leg), reader)]
+        legs = [one for one in self.legs if one.leg in leg.upstream]
         return [*legs, self.dead_letters] if takes_redriven(reader) else legs
 
     def of_kind(self, kind: str) -> list[LegTally]:
@@ -133,18 +135,15 @@ def from_chains(
         if leg.reads is None:
             waiting = waiting_before = 0
         outcomes = counted(leg.kind, _less(totals, earlier))
-        legs.append(LegTally(leg, read - read_before, outcomes, waiting, chains[leg].plan is not None, waiting_before))
+        has_plan, upstream = chains[leg].plan is not None, topology.upstream(leg)
+        legs.append(LegTally(leg, read - read_before, outcomes, waiting, has_plan, waiting_before, upstream))
     return Tally(tuple(legs), _dead_letter_tally({**chains, REDRIVE: taken}, old), since)
 
 
 def _written_for(topology: Topology, leg: LegId, totals: Mapping[str, Totals]) -> int:
     """Return the rows that were written for a leg, by the running totals of the chains."""
-    written = sum(_output_for(leg, totals.get(one, {})) for one in topology.upstream(leg))
+    written = sum(written_for(leg, one.kind, totals.get(one, {})) for one in topology.upstream(leg))
     return written + (totals.get(REDRIVE, {}).get(REDRIVEN, 0) if takes_redriven(leg) else 0)
-
-
-def _output_for(leg: LegId, totals: Totals) -> int:
-    return totals.get(routed_to(leg), totals.get(WRITTEN.total, 0))
 
 
 def _dead_letter_tally(chains: Mapping[str, ChainState[Plan, Done]], before: Mapping[str, Totals]) -> LegTally:

@@ -16,6 +16,7 @@ from pipelines.protocol.naming import REDRIVE, leg_token, leg_token_text, role_t
 T = TypeVar("T")
 RAW, OUT = "raw", "out"
 """The roles of the streams between the legs; further sinks read streams of their own (`LegId.reads`)."""
+NO_FALLBACKS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,8 @@ def is_token(text: str) -> bool:
     return True
 
 
-def feeds(earlier: LegId, later: LegId) -> bool:
-    """Return True if `later` reads what `earlier` writes."""
+def _feeds(earlier: LegId, later: LegId) -> bool:
+    """Return True if a leg of the kind of `later` reads what one of the kind of `earlier` writes."""
     written = _KINDS[earlier.kind].writes
     return written is not None and written == _KINDS[later.kind].reads
 
@@ -160,12 +161,15 @@ class Topology:
 
     legs: tuple[LegId, ...]
     file_ids: tuple[str, ...]
+    fallbacks: tuple[tuple[LegId, LegId], ...] = ()
+    """Sink legs, and for each the later sink leg that takes the rows refused by it, and nothing else."""
 
     @classmethod
-    def of(cls, sources: Sequence[str], sinks: Sequence[str]) -> "Topology":
+    def of(cls, sources: Sequence[str], sinks: Sequence[str], fallbacks: Mapping[str, str] = NO_FALLBACKS) -> "Topology":
         """Return the legs for these ids of sources and sinks. The first leg of a kind has no name, so that its subjects stay.
 
-        Raise ValueError without a source or a sink, for an id that is used twice, and for a further one that is empty.
+        `fallbacks`: the id of a fallback by that of the sink whose refused rows it takes. Raise ValueError without a source or a sink, for
+        an id that is used twice, and for a further one that is empty.
         """
         for kind, ids in ((INGEST, sources), (SINK, sinks)):
             if not ids or len({*ids}) < len(ids) or not all(ids[1:]):
@@ -174,7 +178,9 @@ class Topology:
         for kind, facts in _KINDS.items():
             ids = sources if facts.reads is None else sinks if facts.writes is None else ("",)
             legs += [(LegId(kind, one if number else ""), one) for number, one in enumerate(ids)]
-        return cls(tuple(leg for leg, _ in legs), tuple(one for _, one in legs))
+        by_id = {one: leg for leg, one in legs if leg.kind == SINK}
+        pairs = tuple((by_id[refuser], by_id[taker]) for refuser, taker in fallbacks.items() if {refuser, taker} <= by_id.keys())
+        return cls(tuple(leg for leg, _ in legs), tuple(one for _, one in legs), pairs)
 
     def of_kind(self, kind: str) -> tuple[LegId, ...]:
         """Return the legs of a kind."""
@@ -217,13 +223,27 @@ class Topology:
         """Whether process decides which sinks take a record."""
         return len(self.sinks) > 1
 
+    @property
+    def routed(self) -> tuple[LegId, ...]:
+        """The sink legs for which process writes, in the order of the pipeline file: all but fallbacks."""
+        return tuple(leg for leg in self.sinks if not self.refuser_of(leg))
+
     def file_id(self, leg: LegId) -> str:
         """Return the id of a leg's source or sink in the pipeline file; empty for process."""
         return self.file_ids[self.legs.index(leg)]
 
+    def fallback_of(self, leg: LegId) -> LegId | None:
+        """Return the sink leg that takes the rows that a sink refuses; None if they become dead letters."""
+        return dict(self.fallbacks).get(leg)
+
+    def refuser_of(self, leg: LegId) -> LegId | None:
+        """Return the sink leg whose refused rows a fallback takes; None for any other leg."""
+        return {taker: refuser for refuser, taker in self.fallbacks}.get(leg)
+
     def upstream(self, leg: LegId) -> tuple[LegId, ...]:
         """Return the legs whose output `leg` reads; none for a leg that reads a source."""
-        return tuple(earlier for earlier in self.legs if feeds(earlier, leg))
+        refuser = self.refuser_of(leg)
+        return (refuser,) if refuser else tuple(earlier for earlier in self.legs if _feeds(earlier, leg))
 
     def up_to(self, legs: Collection[str]) -> tuple[LegId, ...]:
         """Return `legs` and every leg that lies before one of them, in the order of the data."""
@@ -234,8 +254,8 @@ class Topology:
         return tuple(leg for leg in self.legs if leg in wanted)
 
     def writes(self, leg: LegId) -> tuple[str, ...]:
-        """Return the roles of the streams that a leg writes for others: one per reader's stream; none for a sink."""
-        roles = [later.reads for later in self.legs if feeds(leg, later)]
+        """Return the roles of the streams that a leg writes for others: one per reader's stream; of a sink that of its fallback."""
+        roles = [later.reads for later in self.legs if leg in self.upstream(later)]
         return tuple(dict.fromkeys(role for role in roles if role))
 
     @property

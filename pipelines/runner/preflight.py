@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
-from pipelines.config.fields import all_passed, at_sink
+from pipelines.config.fields import all_passed
 from pipelines.config.text import path_text
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
@@ -57,8 +57,8 @@ def check_types(config: PipelineConfig) -> None:
     """Raise ConfigurationError if a mapped field cannot become its column's type."""
     fields_of = [[ParsedField(field.name, field.type) for field in source.schema_fields] for source in config.sources]
     faults = [Fault(f"sources[{index}].schema_fields", fault) for index, fields in enumerate(fields_of) for fault in check_fields(fields)]
-    reached = [ParsedField(name, kind) for name, kind in at_sink(config).items()]
     for seen in config.by_sink:
+        reached = [ParsedField(name, kind) for name, kind in seen.fields_at_sink.items()]
         targets = [TargetColumn(m.name, m.column_name, value_type(m.column_type), False) for m in seen.sink.mapping]
         faults += [Fault(path_text((*seen.sink_at, "mapping")), fault) for fault in check_mapping(reached, targets)]
     if faults:

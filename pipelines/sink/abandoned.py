@@ -13,8 +13,9 @@ import numpy.typing as npt
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import input_mark
 from pipelines.protocol.bodies import Abandoned, SinkDone, SinkPlan
-from pipelines.protocol.outcomes import ABANDONED, REJECTED
+from pipelines.protocol.outcomes import ABANDONED, DIVERTED, REJECTED
 from pipelines.sink.chunks import Chunk, Pieces
+from pipelines.sink.fallback import divert
 from pipelines.sink.refused_rows import Refused, append_refused
 
 Numbers = npt.NDArray[np.intp]
@@ -39,9 +40,13 @@ def abandoned_rows(found: Abandoned | None, rows: int) -> Refused | None:
 
 
 def closing(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> SinkDone:
-    """Append the dead letters of a chunk and return its `done`: all other rows are in the table."""
+    """Append the refused rows of a chunk for the fallback, the dead letters of the others, and return its `done`."""
+    kept = divert(connections, plan, chunk, refused)
+    diverted, refused = len(refused) - len(kept), kept
     rejected = len(refused) + len(abandoned)
-    counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - rejected, "chunks": 1, "frames": len(chunk.messages)}
+    counts = {"rows_in": chunk.rows, "rows_out": chunk.rows - rejected - diverted, "chunks": 1, "frames": len(chunk.messages)}
+    if diverted:
+        counts[DIVERTED.total] = diverted
     if rejected:
         append_refused(connections, plan, chunk, refused, abandoned)
         by_code = {"rejected.sink.refused": len(refused), ABANDONED.total: len(abandoned)}

@@ -23,7 +23,7 @@ from pipelines.sink.chunks import Chunk
 
 Refused = tuple[tuple[int, str], ...]
 """(row, reason), rows counted from 0 within the chunk, ascending."""
-_PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
+PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
 def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
@@ -63,7 +63,7 @@ def describe_row(chunk: Chunk, row: int) -> str:
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
     """Return REJECTED_SCHEMA and `_tf_arrival` of the refused and abandoned rows of one out frame: (row, code, reason)."""
     places, codes, reasons = zip(*coded, strict=True)
-    rows = decode_frame(message.payload, describe_frame(message)).select(_PLACE).take(pa.array(places))
+    rows = decode_frame(message.payload, describe_frame(message)).select(PLACE).take(pa.array(places))
     rejections = Rejections("sink", len(places))
     by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
     rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])

@@ -85,6 +85,24 @@ def test_a_failed_start_says_what_to_do_without_traceback(case: PipelineCase) ->
     assert "Traceback" not in answer
 
 
+def into_two_tables(document: dict[str, Any]) -> None:
+    sink = document.pop("sink")
+    document["sinks"] = [{**sink, "id": "every"}, {**sink, "id": "cheap", "when": "amount < 10", "table": f"{sink['table']}_cheap"}]
+
+
+def test_each_table_is_published_with_its_own_rows(case: PipelineCase) -> None:
+    case.write_file(into_two_tables)
+    case.create_topic(1)
+    case.send([json.dumps({"id": n, "name": "n", "amount": n}).encode() for n in range(60)], partitions=1)
+    case.warm_run()
+    with dagster_case(case) as pipeline:
+        result = pipeline.job("publish")
+        assert result.success, failure(result)
+        assert {name: found["dagster/row_count"] for name, found in metadata(result).items()} == {"published": 60, "published_cheap": 10}
+        case.client().command(f"INSERT INTO {case.table}_cheap SELECT * FROM {case.table}_cheap WHERE id = 7")
+        assert metadata(pipeline.job("publish")) == {}
+
+
 def test_what_was_checked_is_published(pipeline: DagsterCase) -> None:
     pipeline.case.send_events(60)
     pipeline.case.warm_run()

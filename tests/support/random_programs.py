@@ -178,6 +178,8 @@ class _Draw:
             found = self._expression(CONDITIONS, CONDITIONS_EXPR) if self.rng.random() < 0.7 else None
             when = {"language": found[0], "when": found[1]} if found else {}
             sinks.append({"id": f"s{number}", "mapping": self._mapping(), **when})
+        if len(sinks) > 1 and all("when" in sink for sink in sinks[:-1]) and self.rng.random() < 0.5:
+            sinks[-1] = {"id": sinks[-1]["id"], "mapping": sinks[-1]["mapping"], "default": True}
         return sinks
 
     def _mapping(self) -> list[dict[str, str]]:

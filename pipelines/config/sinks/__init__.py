@@ -87,6 +87,17 @@ class ColumnMapping(Model):
     column_type: Annotated[str, AfterValidator(_column_type)] = theirs(..., "ClickHouse type of the column, such as `Nullable(String)`.")
 
 
+ERROR_FIELD, REFUSING_SINK_FIELD = "_tf_error", "_tf_sink"
+FALLBACK_FIELDS = {ERROR_FIELD: "string", REFUSING_SINK_FIELD: "string"}
+"""The fields that a fallback may map besides those of the record, and their types: why the row was refused, and by which sink leg."""
+
+
+class OnRefused(Model):
+    """What becomes of a row that the sink's system refuses."""
+
+    sink: SinkId = ours(..., "Id of the fallback: a later sink, with neither `when` nor `default`, that takes these rows and no others.")
+
+
 class SinkModel(Model):
     """What the models of all sinks have: a name, and the records that they take."""
 
@@ -94,7 +105,12 @@ class SinkModel(Model):
     when: Expression | None = ours(
         None, "Condition over the fields that reach the sink; it takes the records for which it is true. Default: all. Only in `sinks`."
     )
+    default: bool = ours(False, "Take the records that no other sink's `when` takes. One sink at most; not together with `when`.")
     language: Language | None = ours(None, "Language of `when`: `sql` or `expr`. Default: as in transforms.")
+
+    on_refused: OnRefused | None = ours(
+        None, "The fallback for rows that ClickHouse refuses. Default: they become dead letters. Only in `sinks`, and fixed as the ids are."
+    )
 
     def expressions(self) -> tuple[Asked, ...]:
         """Return the condition, if there is one. Also called over a `Partial`."""
@@ -107,6 +123,8 @@ class SinkModel(Model):
     def faults(self) -> Faults:
         if self.language is not None and self.when is None:
             yield ("language",), "is the language of `when`, which is not given"
+        if self.default and self.when is not None:
+            yield ("default",), "takes what no `when` takes, and this sink has a `when`: remove one of them"
 
 
 class ClickHouseSink(SinkModel):

@@ -47,7 +47,8 @@ class MappedColumn(NamedTuple):
 class MapToTable:
     """The columns of one table, in their order, then the `position_columns` that it has.
 
-    `leg`: the sink leg that writes it. `when`: the condition of the records that it takes, None for all.
+    `leg`: the sink leg that writes it. `when`: the condition of the records that it takes, None for all. `is_default`: it takes those that
+    no other table takes. `refused_by`: it takes the rows that this sink leg has refused, and no others.
     """
 
     columns: tuple[MappedColumn, ...]
@@ -56,6 +57,8 @@ class MapToTable:
     position_columns: tuple[str, ...]
     leg: str = SINK
     when: Stored | None = None
+    is_default: bool = False
+    refused_by: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for names and types that may not be placed in a statement: a writer to the ledger must not decide an INSERT."""
@@ -65,6 +68,8 @@ class MapToTable:
             parse_type(column.type)
         if self.when is not None and self.when.expression.type != "bool":
             raise ValueError(f"{self.when.text!r} is no condition")
+        if (self.when is not None) + self.is_default + bool(self.refused_by) > 1:
+            raise ValueError("a table that is the default, or takes refused rows, has a condition")
 
     @cached_property
     def targets(self) -> list[TargetColumn]:
@@ -92,11 +97,15 @@ class MapToTable:
 
 @dataclass(frozen=True)
 class _Taken:
-    """The rows of one table. `numbers`: of their records in the batch, ascending; `rejected`: the records that the table does not take."""
+    """The rows of one table. `numbers`: of their records in the batch, ascending.
+
+    `rejected`: the records that the table does not take, and `closed`, which of the batch they are.
+    """
 
     rows: pa.Table
     numbers: Numbers
     rejected: pa.Table
+    closed: Mask
 
 
 @dataclass(frozen=True)
@@ -111,18 +120,32 @@ class MapToTables(Step):
     tables: tuple[MapToTable, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError without a table, and for two of one leg."""
+        """Raise ValueError without a table, for two of one leg, and for two defaults."""
         if not self.tables or len({table.leg for table in self.tables}) < len(self.tables):
             raise ValueError("the mapping needs tables, one for each sink")
+        if sum(table.is_default for table in self.tables) > 1:
+            raise ValueError("the mapping has two default tables")
+        refusers = [table.refused_by for table in self.tables if table.refused_by]
+        if len({*refusers}) < len(refusers) or not {*refusers} <= {table.leg for table in self.routed}:
+            raise ValueError("a table takes the refused rows of no table, or of one that another takes")
+
+    @cached_property
+    def routed(self) -> tuple[MapToTable, ...]:
+        """The tables to which records are mapped here: all but those of refused rows."""
+        return tuple(table for table in self.tables if not table.refused_by)
+
+    def fallback_of(self, leg: str) -> MapToTable | None:
+        """Return the table that takes the rows refused by a sink leg."""
+        return next((table for table in self.tables if table.refused_by == leg), None)
 
     @property
     def routes(self) -> bool:
         """Whether sinks differ in what they take."""
-        return len(self.tables) > 1 or self.tables[0].when is not None
+        return len(self.routed) > 1 or self.routed[0].when is not None
 
     @property
     def drops(self) -> bool:
-        return all(table.when is not None for table in self.tables)
+        return all(table.when is not None for table in self.routed)
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -130,29 +153,31 @@ class MapToTables(Step):
 
     @property
     def widening(self) -> int:
-        return sum(table.widening for table in self.tables)
+        return sum(table.widening for table in self.routed)
 
     def fields_read(self) -> frozenset[str]:
-        return frozenset[str]().union(*(table.fields_read() for table in self.tables))
+        return frozenset[str]().union(*(table.fields_read() for table in self.routed))
 
     def columns_out(self, columns_in: Columns) -> Columns:
-        for table in self.tables:
+        for table in self.routed:
             table.check(columns_in)
-        return {self._label(number, one.name): one.type for number, table in enumerate(self.tables) for one in table.columns}
+        return {self._label(number, one.name): one.type for number, table in enumerate(self.routed) for one in table.columns}
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in context.carried if name in rows.column_names]
         if not self.routes:
-            mapped = map_columns(context.engine, rows, self.tables[0].targets, keep)
+            mapped = map_columns(context.engine, rows, self.routed[0].targets, keep)
             fitting = reject_wide(mapped.accepted, context.widest_bytes)
             return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
-        is_open, taken = np.ones(rows.num_rows, dtype=bool), []
-        numbered = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-        for table in self.tables:
-            taken.append(_taken(context, table, numbered, is_open))
-        is_taken = np.zeros(rows.num_rows, dtype=bool)
-        for one in taken:
+        is_open, is_taken = np.ones(rows.num_rows, dtype=bool), np.zeros(rows.num_rows, dtype=bool)
+        numbered, by_leg = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))), dict[str, _Taken]()
+        # The default last: it takes what the others leave.
+        for table in sorted(self.routed, key=lambda table: table.is_default):
+            candidates = is_open & ~is_taken if table.is_default else is_open
+            by_leg[table.leg] = one = _taken(context, table, self.redriven_for(table), numbered, candidates)
+            is_open[one.closed] = False
             is_taken[one.numbers] = True
+        taken = [by_leg[table.leg] for table in self.routed]
         rejected = pa.concat_tables([one.rejected for one in taken])
         together = self._together(rows, keep, taken, np.flatnonzero(is_open & is_taken))
         return StageOutput(together, rejected, {UNROUTED.total: int((is_open & ~is_taken).sum())})
@@ -170,7 +195,7 @@ class MapToTables(Step):
             columns[self._label(number)] = pa.array(is_taken)
             whole = is_taken.all() and len(one.numbers) == len(numbers)
             indices = None if whole else pa.array(places, mask=~is_taken)
-            for column in self.tables[number].columns:
+            for column in self.routed[number].columns:
                 values = one.rows.column(column.name)
                 columns[self._label(number, column.name)] = values if indices is None else values.take(indices)
         return pa.table(columns)
@@ -179,12 +204,17 @@ class MapToTables(Step):
         """Return the name of a table's column among those of all tables; without `column`, of the one that says which records it takes."""
         return f"{number}.{column}" if self.routes else column
 
+    def redriven_for(self, table: MapToTable) -> list[str]:
+        """Return the sink legs whose dead letters, redriven, are for a table: its own, and that of its fallback."""
+        fallback = self.fallback_of(table.leg)
+        return [table.leg, *([fallback.leg] if fallback else [])]
+
     def rows_for(self, rows: pa.Table, leg: str) -> pa.Table:
         """Return the rows that a sink takes, with its table's columns, then the position columns; of `rows` as `apply` gives them."""
         if not self.routes:
             return rows
-        number = next(number for number, table in enumerate(self.tables) if table.leg == leg)
-        names = [column.name for column in self.tables[number].columns]
+        number = next(number for number, table in enumerate(self.routed) if table.leg == leg)
+        names = [column.name for column in self.routed[number].columns]
         mine = rows.select([*(self._label(number, name) for name in names), *POSITION_COLUMNS])
         mine, is_taken = mine.rename_columns([*names, *POSITION_COLUMNS]), rows.column(self._label(number))
         # Where the sink takes all, nothing is copied.
@@ -194,23 +224,23 @@ class MapToTables(Step):
         """Count the rows, as `apply` gives them, and those that each sink takes, if they differ."""
         if not self.routes:
             return {WRITTEN.total: rows.num_rows}
-        takes = {table.leg: rows.column(self._label(number)) for number, table in enumerate(self.tables)}
+        takes = {table.leg: rows.column(self._label(number)) for number, table in enumerate(self.routed)}
         return {WRITTEN.total: rows.num_rows, **{routed_to(leg): int(pc.sum(mask).as_py() or 0) for leg, mask in takes.items()}}
 
 
-def _taken(context: Context, table: MapToTable, rows: pa.Table, is_open: Mask) -> _Taken:
-    """Map the records that are open and that the sink takes; close those that it cannot judge, or that its table does not take."""
+def _taken(context: Context, table: MapToTable, redriven_for: Sequence[str], rows: pa.Table, is_open: Mask) -> _Taken:
+    """Map the records that are open and that the sink takes; reject those that it cannot judge, or that its table does not take."""
     mine = rows if is_open.all() else rows.filter(pa.array(is_open))
     if SINK_COLUMN in mine.column_names:
-        mine = mine.filter(pc.fill_null(pc.equal(mine.column(SINK_COLUMN), table.leg), True))
+        is_others = pc.invert(pc.is_in(mine.column(SINK_COLUMN), pa.array(redriven_for)))
+        mine = mine.filter(pc.invert(pc.and_(pc.is_valid(mine.column(SINK_COLUMN)), is_others)))
     judged = where(context.engine, mine, table.when, MapToTables.stage) if table.when is not None else StageOutput(mine, empty_rejected())
     mapped = map_columns(context.engine, judged.accepted, table.targets, [_ROW])
     fitting = reject_wide(mapped.accepted, context.widest_bytes)
     numbers = fitting.accepted.column(_ROW).to_numpy()
     rejected = pa.concat_tables([judged.rejected, mapped.rejected, fitting.rejected])
-    if rejected.num_rows:
-        is_open[np.isin(position_keys(rows), position_keys(rejected))] = False
-    return _Taken(fitting.accepted, numbers, rejected)
+    closed = np.isin(position_keys(rows), position_keys(rejected)) if rejected.num_rows else np.zeros(rows.num_rows, dtype=bool)
+    return _Taken(fitting.accepted, numbers, rejected, closed)
 
 
 STEP = MapToTables

@@ -114,7 +114,8 @@ class Account:
 
     `confirmed`: the rows of `out` that the sink has confirmed. `then_dropped`: records that dedup has accepted, and that a later step has
     dropped, as the streams say; that is no place, for verification must find the same. `refused`: the sink's dead letters. `entered`: dead
-    letters that were redriven, at another position. `table` is None if the table has no position columns.
+    letters that were redriven, at another position. `table` is None if the table has no position columns. `diverted`: the rows that
+    ClickHouse has refused and that the sink has written for its fallback; None without one.
     """
 
     raw: RawFrames
@@ -126,6 +127,7 @@ class Account:
     refused: Tallied
     entered: Tallied
     table: Tallied | None
+    diverted: Tallied | None = None
 
     def accepted(self, first: int, last: int) -> RawPositions:
         """Return the positions of the accepted records, on out or then dropped, of the raw frames from `first` to `last`, inclusive."""
@@ -138,6 +140,7 @@ class Account:
         tallied = {"out": self.out, "dead letters": self.dead_letters, "duplicates": self.duplicates, "then dropped": self.then_dropped}
         tallied |= {"table": self.table} if self.table else {}
         tallied |= {"dead letters of the sink": self.refused, "entered again": self.entered}
+        tallied |= {"refused into the fallback": self.diverted} if self.diverted else {}
         counts = {name: int(one.counts[number]) if number >= 0 else _times(one.strangers, code) for name, one in tallied.items()}
         held = [f"{name} {count}" for name, count in counts.items() if count]
         return ", ".join([*([] if number >= 0 else ["no raw record"]), *(held or ["nowhere"])])
@@ -180,12 +183,15 @@ def _process_faults(account: Account, limits: Limits, first: int, last: int) -> 
 
 
 def _sink_faults(account: Account, table: Tallied, limits: Limits, first: int) -> Iterator[Fault]:
-    total = table.counts.astype(np.uint16) + account.refused.counts
+    places = [table, account.refused, *([account.diverted] if account.diverted else [])]
+    total = np.zeros(len(account.raw), dtype=np.uint16)
+    for one in places:
+        total += one.counts
     is_confirmed = account.confirmed.counts[first:] > 0
     yield Fault(OUT_TO_TABLE, MISSING, account.raw.codes(np.flatnonzero(is_confirmed & (total[first:] == 0)) + first))
     yield Fault(OUT_TO_TABLE, DOUBLED, account.raw.codes(np.flatnonzero((total > 1) & (account.out.counts > 0))))
     unexplained = account.raw.codes(np.flatnonzero((account.out.counts[first:] == 0) & (total[first:] > 0)) + first)
-    strangers = np.unique(np.concatenate([table.strangers, account.refused.strangers]))
+    strangers = np.unique(np.concatenate([one.strangers for one in places]))
     yield Fault(OUT_TO_TABLE, EXTRA, np.union1d(unexplained, strangers[_is_compared(strangers, limits)]))
 
 

@@ -140,9 +140,16 @@ class Audit:
             (then_dropped if is_then_dropped(message.subject) else duplicates).add(streams.positions_of(message))
         entered.add(raw.entered)
         return {
-            leg: Account(raw.frames, *outs[leg], dead_letters, duplicates, then_dropped, refused[leg], entered, tables[leg])
+            leg: Account(
+                raw.frames, *outs[leg], dead_letters, duplicates, then_dropped, refused[leg], entered, tables[leg], self._diverted(leg, outs)
+            )
             for leg in self._topology.sinks
         }
+
+    def _diverted(self, leg: LegId, outs: Mapping[LegId, tuple[Tallied, Tallied]]) -> Tallied | None:
+        """Return the rows of a sink that it has given to its fallback: those on the stream of that one."""
+        fallback = self._topology.fallback_of(leg)
+        return outs[fallback][0] if fallback else None
 
     def _read_out(self, leg: LegId, raw: RawRead) -> tuple[Tallied, Tallied]:
         """Return the rows on the stream of a sink, and those of them that it has confirmed."""
@@ -195,8 +202,13 @@ class Audit:
         if account.table is not None:
             counts[self._of("table", leg)] = account.table.rows
         self._report.counts |= counts
+        if account.diverted is not None:
+            self._report.counts[self._of("refused into the fallback", leg)] = account.diverted.rows
         for fault in compare(account, limits):
             codes = fault.codes
+            if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and self._topology.refuser_of(leg):
+                # A fallback takes refused rows only, and those are missing in the table of the other sink.
+                continue
             if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and len(codes):
                 codes = self._without_dropped(codes, leg, accounts, limits, directory)
             self._report.find(self._of(fault.hop, leg), fault.kind, len(codes), self._named(seen, account, codes[: self._examples]))
@@ -205,7 +217,7 @@ class Audit:
         self, codes: RawPositions, leg: LegId, accounts: Mapping[LegId, Account], limits: Limits, directory: Path
     ) -> RawPositions:
         """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks."""
-        history = read_history(self._log, self._names, leg, None).after(limits.floor)
+        history = read_history(self._log, self._names, self._topology, leg, None).after(limits.floor)
         self._progress(f"looking for {len(codes):,} records that may have been dropped")
         source = Source(self._log, self._names, leg, history, load_configs(self._log, self._names, leg, history))
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipelines.config import PipelineConfig
+from pipelines.config.sinks import ERROR_FIELD
 from pipelines.connectors.sinks import TableColumn
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MappedColumn
@@ -48,6 +49,9 @@ def choose_columns(history: History, configs: Mapping[str, Program], file: Pipel
         mapping = configs[version].mapping.columns
         for entry in mapping:
             source, name, kind, *_ = entry
+            if source == ERROR_FIELD and configs[version].mapping.refused_by:
+                choice.left_out[name] = f"the values of column {name}: they are the server's own words"
+                continue
             target = name if name in types else None if name in now else _renamed(source, mapping, now, types)
             if target is None and name in now:
                 choice.faults[name] = _fault(name, kind, None)

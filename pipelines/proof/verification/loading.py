@@ -16,12 +16,12 @@ from pipelines.process.program import Program
 from pipelines.process.watermarks import PARTITIONS_OF_A_SOURCE
 from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
-from pipelines.proof.readers.streams import read_dead_letters
+from pipelines.proof.readers.streams import positions_of, read_dead_letters, read_frames
 from pipelines.proof.verification.record_columns import parts_read
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven, source_of_subject
-from pipelines.protocol.positions import first_position
+from pipelines.protocol.positions import RawPositions, first_position
 from pipelines.protocol.records import HEADER_PARTITION
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_spilling_engine
@@ -80,6 +80,12 @@ class Source:
         """The ids of the pipeline's sources, in their order."""
         return self.configs[self.history.plans[-1].version].sources
 
+    @property
+    def fallbacks(self) -> set[tuple[LegId, LegId]]:
+        """The sinks whose refused rows others take, and those."""
+        tables = [table for config in self.configs.values() for table in config.tables.tables if table.refused_by]
+        return {(LegId.parse(table.refused_by), LegId.parse(table.leg)) for table in tables}
+
 
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
     """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference."""
@@ -89,6 +95,11 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
         if is_inside.any():
             reference.add_dead_letters(_named(dead_letters.filter(pa.array(is_inside)), source.sink))
+    for refuser, fallback in source.fallbacks:
+        for message in read_frames(source.log, source.names, fallback.input_role):
+            positions = positions_of(message)
+            is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
+            _add_diverted(reference, source.sink, refuser, fallback, positions[is_inside])
     history, seen = source.history, FramesSeen(source.sources)
     clock_us = history.arrival_us(span.read_from)
     for first, last, version in history.segments(span.read_from, span.last):
@@ -100,6 +111,16 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         clock_us = max([clock_us, *seen.arrivals_us.values()])
     reference.add_frames(seen.partitions)
     return seen
+
+
+def _add_diverted(reference: Reference, sink: LegId, refuser: LegId, fallback: LegId, positions: RawPositions) -> None:
+    """Add records whose row a sink has refused and written for its fallback: for that sink they are like its dead letters."""
+    if sink == fallback:
+        reference.add_diverted(pa.table({"position": positions}))
+        return
+    stage = "sink" if sink == refuser else OTHER_SINK
+    columns = {"position": positions, "stage": [stage] * len(positions), "code": ["refused"] * len(positions)}
+    reference.add_dead_letters(pa.table(columns))
 
 
 def _named(dead_letters: pa.Table, sink: LegId) -> pa.Table:

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from pipelines.config.sinks import ERROR_FIELD
 from pipelines.connectors.sql import filled, statement
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
@@ -68,7 +69,9 @@ class Bounds:
 
 
 def compared_columns(config: Program) -> list[Column]:
-    targets = [(one.name, value_type(one.type), one.has_default) for one in config.mapping.columns]
+    # Only the plan of the refusing sink has the server's own words.
+    columns = [one for one in config.mapping.columns if not config.mapping.refused_by or one.field != ERROR_FIELD]
+    targets = [(one.name, value_type(one.type), one.has_default) for one in columns]
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 
@@ -100,6 +103,7 @@ class Reference:
         engine.execute("CREATE TABLE dead_letters (position UBIGINT, stage VARCHAR, code VARCHAR)")
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
+        engine.execute("CREATE TABLE diverted (position UBIGINT)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
         engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER)')
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
@@ -138,6 +142,10 @@ class Reference:
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
         self._insert("dead_letters", dead_letters.select(["position", "stage", "code"]))
+
+    def add_diverted(self, positions: pa.Table) -> None:
+        """Add `position` of the records that the table of a fallback must hold; before `load`."""
+        self._insert("diverted", positions.select(["position"]))
 
     def add_accepted_before(self, positions: pa.Table) -> None:
         """Add `position` of the earlier records that are known to be accepted; no `is_past` among them counts."""

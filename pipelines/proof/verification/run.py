@@ -113,7 +113,7 @@ class Verifier:
         self._progress("reading the ledger")
         # First: records that arrive meanwhile do not belong to a range without an end.
         last_raw = last_sequence(self._log, self._raw)
-        history = read_history(self._log, self._names, self._leg, self._request.since)
+        history = read_history(self._log, self._names, self._config.topology, self._leg, self._request.since)
         configs = load_configs(self._log, self._names, self._leg, history)
         self._note_unconfirmed(history.confirmed_to, last_raw)
         until = self._request.until

@@ -14,15 +14,16 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
 from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
+from pipelines.proof.readers.streams import read_frames
 from pipelines.proof.verification.reference import Bounds
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.positions import first_position, from_differences, last_position
+from pipelines.protocol.positions import Position, first_position, from_differences, last_position
 from pipelines.protocol.purge import read_purged
-from pipelines.protocol.records import instant
-from pipelines.protocol.topology import LegId
+from pipelines.protocol.records import HEADER_FIRST, Message, instant
+from pipelines.protocol.topology import LegId, Topology
 
 _CLOCKS_APART_US = 60_000_000
 """Largest step back of the times of a stream."""
@@ -110,7 +111,7 @@ class Span:
         return Bounds(first_position(self.first), last_position(self.last), first_replayed, self.before)
 
 
-def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | None) -> History:
+def read_history(log: JetStream, names: Names, topology: Topology, sink: LegId, since: datetime | None) -> History:
     """Read the ledger, with the confirmation of one sink: all, or, by arrival, from a window before `since` on, and one range before that.
 
     Raise HaltError for a pipeline that was never started, RetryableError while NATS is away.
@@ -118,7 +119,9 @@ def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | No
     check_started(log, names)
     ledger = names.stream("ledger")
     # The sink first: its confirmed rows were processed before.
-    confirmed = read_chain(log, names, sink.chain).to or 0
+    own = read_chain(log, names, sink.chain).to or 0
+    fed = topology.refuser_of(sink) or sink
+    confirmed = own if fed == sink else read_chain(log, names, fed.chain).to or 0
     chain = read_chain(log, names, PROCESS_CHAIN)
     raw = log.state(names.stream("raw"))
     below = max(read_purged(log, names, "raw").below, raw.first_sequence if raw else 1)
@@ -134,8 +137,11 @@ def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | No
             plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks)
             frames = enumerate(from_differences(body.arrivals), start=body.start + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
-        if body.ends.get(sink.input_role, 0) <= confirmed:
+        if body.ends.get(fed.input_role, 0) <= confirmed:
             confirmed_to = body.to
+    if fed != sink:
+        # Of the rows that were refused up to there, the fallback may not have confirmed some.
+        confirmed_to = min([confirmed_to, *(_before(frame) for frame in read_frames(log, names, sink.input_role) if frame.sequence > own)])
     in_order = sorted(arrivals.items())
     is_whole = bool(in_order) and in_order[0][0] == 1
     resets = chain.done.body.clock_resets if chain.done else ()
@@ -147,6 +153,11 @@ def read_history(log: JetStream, names: Names, sink: LegId, since: datetime | No
         is_whole,
         resets,
     )
+
+
+def _before(frame: Message) -> int:
+    """Return the raw sequence before that of the first row of an out frame."""
+    return Position.parse(frame.headers[HEADER_FIRST]).sequence - 1
 
 
 def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: datetime | None) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from pipelines.config.sinks import ERROR_FIELD, REFUSING_SINK_FIELD
 from pipelines.connectors.sql import filled
 from pipelines.functions.spec import HOST_CODES
 from pipelines.process.program import Lane, Program
@@ -261,29 +262,54 @@ def _inputs(names: Iterable[str], fields: Mapping[str, Field]) -> str:
 def _routed(step: Any, fields: Mapping[str, Field], rows: str) -> str:
     """Return the statement that tells for each table whether its sink takes a record, as `route_<number>`; NULL where that fails."""
     tried, routes = [], []
-    for number, table in enumerate(step.tables):
+    for number, table in sorted(enumerate(step.routed), key=lambda one: one[1].is_default):
         route = "true"
+        if table.is_default:
+            # Behind the others, whose answers it reads; a record on which one of them fails is rejected whole.
+            others = [f"coalesce(route_{other}, false)" for other in range(len(step.routed)) if other != number]
+            route = " AND ".join(f"NOT {other}" for other in others)
         if table.when is not None:
             tried.append(f", {table.when.expression.tried} AS tried_{number}")
             fails = f"tried_{number} IS NULL" + (f" OR tried_{number}.v IS NULL" if table.when.language == "expr" else "")
             route = f"CASE WHEN {fails} THEN NULL ELSE tried_{number}.v IS true END"
-        routes.append(f", CASE WHEN record.sink <> {literal(table.leg)} THEN false ELSE {route} END AS route_{number}")
-    read = frozenset[str]().union(*(table.when.fields for table in step.tables if table.when is not None))
+        legs = ", ".join(map(literal, step.redriven_for(table)))
+        routes.append(f", CASE WHEN record.sink NOT IN ({legs}) THEN false ELSE {route} END AS route_{number}")
+    read = frozenset[str]().union(*(table.when.fields for table in step.routed if table.when is not None))
     return filled("reference/routes", routes="".join(routes), tried="".join(tried), inputs=_inputs(read, fields), rows=rows)
 
 
 def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
     fits = []
-    for number, table in enumerate(step.tables):
+    for number, table in enumerate(step.routed):
         readings, is_mapped = _columns_of(table, fields)
         fits.append(f"CASE WHEN route_{number} IS NULL THEN false WHEN route_{number} THEN {is_mapped} ELSE true END")
         if table.leg == wanted.leg:
             values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
             is_here = f"coalesce(route_{number}, false)"
+    for table in step.tables:
+        if table.refused_by and table.leg == wanted.leg:
+            # The reason is not compared.
+            own = {ERROR_FIELD: _Literal(0, "", "string"), REFUSING_SINK_FIELD: _Literal(0, table.refused_by, "string")}
+            readings, _ = _columns_of(table, {**fields, **own})
+            values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
+            is_here = "position IN (SELECT position FROM diverted)"
     if not step.routes:
-        return {"is_mapped": is_mapped, "is_taken": "true", "is_here": "true", "values": values}
-    is_taken = " OR ".join(f"route_{number}" for number in range(len(step.tables)))
+        is_here = is_here if wanted.leg != step.routed[0].leg else "true"
+        return {"is_mapped": is_mapped, "is_taken": "true", "is_here": is_here, "values": values}
+    is_taken = " OR ".join(f"route_{number}" for number in range(len(step.routed)))
     return {"is_mapped": " AND ".join(fits), "is_taken": is_taken, "is_here": is_here, "values": values}
+
+
+class _Literal(Field):
+    """A text that is the same in all records."""
+
+    @property
+    def kind(self) -> str:
+        return "'VARCHAR'"
+
+    @property
+    def text(self) -> str:
+        return literal(self.name)
 
 
 def _columns_of(table: Any, fields: Mapping[str, Field]) -> tuple[dict[str, Reading], str]:

@@ -110,6 +110,17 @@ def test_every_further_table_is_an_asset_of_its_own(tmp_path: Path) -> None:
     assert table.metadata["dagster/table_name"] == "default.large"
     assert [*table.metadata["dagster/column_lineage"].deps_by_column] == ["id"]
     assert table.description == "The records that price > 100 takes, each exactly once."
+    # The checks, of which a blocking one holds back every publication, belong to the first table.
+    assert parents(defs)["orders_demo/published_large"] == {"orders_demo/clickhouse_table", "orders_demo/clickhouse_table_large"}
+
+
+def test_the_table_of_a_fallback_descends_from_that_which_refuses(tmp_path: Path) -> None:
+    one = document()
+    sink = one.pop("sink")
+    mapping = [{"name": "order_id", "column_name": "id", "column_type": "String"}]
+    rest = {**sink, "id": "rest", "table": "rest", "mapping": mapping, "order_by": []}
+    defs = definitions(tmp_path, {**one, "sinks": [{**sink, "id": "all", "on_refused": {"sink": "rest"}}, rest]})
+    assert parents(defs)["orders_demo/clickhouse_table_rest"] == {"orders_demo/clickhouse_table"}
 
 
 def test_a_computed_column_descends_from_the_fields_it_reads(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dagster_project.numbers import PLOTTED, Account, nothing_waits, numbers, wi
 from dagster_project.sensors.observation import Seen, is_reported, observed
 from pipelines.control.job_state import JobState
 from pipelines.protocol.tally import LegTally, Tally
+from pipelines.protocol.topology import LegId
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -21,7 +22,7 @@ def account(waiting: int = 0, lag: int | None = 0) -> Account:
         LegTally("sink", 70 - waiting, {"confirmed by ClickHouse": 70 - waiting, "dead letters": 0}, waiting, False),
     )
     dead_letters = LegTally("redrive", 10, {"entered again": 4, "discarded": 1, "still dead letters": 5}, 5, False)
-    return Account(Tally(legs, dead_letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, 12, "id", lag)
+    return Account(Tally(legs, dead_letters), {RAW: 1000, OUT: 900, DEAD_LETTERS: 80}, 70, 8, {LegId("sink"): 12}, "id", lag)
 
 
 def test_numbers_are_those_of_the_tally() -> None:
@@ -73,6 +74,6 @@ def test_a_caught_up_pipeline_is_fresh_every_five_minutes() -> None:
 def test_each_further_table_has_its_own_rows() -> None:
     found = account(waiting=6, lag=0)
     large = LegTally("sink:large", 9, {"confirmed by ClickHouse": 8, "dead letters": 1}, 2, False)
-    both = Account(Tally((*found.tally.legs, large), found.tally.dead_letters), found.stream_bytes, 70, 8, 12, "id", 0)
+    both = Account(Tally((*found.tally.legs, large), found.tally.dead_letters), found.stream_bytes, 70, 8, {LegId("sink"): 12}, "id", 0)
     assert numbers(both, TABLE) == {"dagster/row_count": 64, "waiting_rows": 8, "residue": 0, "lag_offsets": 0}
     assert numbers(both, f"{TABLE}_large") == {"dagster/row_count": 8, "waiting_rows": 2}

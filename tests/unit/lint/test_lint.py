@@ -142,6 +142,14 @@ def test_sinks_that_may_all_leave_a_record_are_found(tmp_path: Path) -> None:
     assert [(one["code"], one["path"]) for one in found(tmp_path, unsorted)] == [("TF017", "sinks"), ("TF009", "sinks[0].create_table")]
 
 
+def test_a_fallback_with_the_reason_is_no_mistake(tmp_path: Path) -> None:
+    entry = FILE[FILE.index("sink:\n") + len("sink:\n") :].rstrip().replace("\n  ", "\n    ").strip()
+    reason = "\n      - {name: _tf_error, column_name: why, column_type: String}\n"
+    other = entry.replace("table: clicks", "table: refused")
+    sinks = f"sinks:\n  - id: clicks\n    on_refused: {{sink: rest}}\n    {entry}\n  - id: rest\n    {other}{reason}"
+    assert found(tmp_path, FILE[: FILE.index("sink:\n")] + sinks) == []
+
+
 def test_an_order_that_is_not_the_written_one_is_found(tmp_path: Path) -> None:
     dedup = FILE[FILE.index("  - type: dedup") : FILE.index("sink:")]
     compute = FILE[FILE.index("  - type: compute") : FILE.index("  - type: dedup")]

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.programs import first_of
 
@@ -31,10 +31,15 @@ ALL, CHEAP, DEAR = "sink", "sink:cheap", "sink:dear"
 ALL_COLUMNS = ("price", "price", "Nullable(Float64)", False), ("id", "id", "Int64", False)
 
 
+OTHERS = "(others)"
+"""In place of a condition: the default sink."""
+
+
 def table(leg: str, when: str | None, *columns: tuple[str, str, str, bool], language: Any = "sql") -> MapToTable:
-    condition = stored(when, dict(FIELDS), language, "bool") if when else None
+    is_default = when == OTHERS
+    condition = stored(when, dict(FIELDS), language, "bool") if when and not is_default else None
     name = leg.partition(":")[2] or "all"
-    return MapToTable(tuple(MappedColumn(*column) for column in columns), "db", name, POSITION_COLUMNS, leg, condition)
+    return MapToTable(tuple(MappedColumn(*column) for column in columns), "db", name, POSITION_COLUMNS, leg, condition, is_default)
 
 
 def program(*tables: MapToTable, between: Sequence[Any] = ()) -> Program:
@@ -77,6 +82,22 @@ def test_each_sink_takes_the_records_of_its_condition(engine: duckdb.DuckDBPyCon
     assert taken(ROUTED, made, DEAR) == [{"id": 2}, {"id": 3}]
     wanted = {"rows_in": 5, "rows_out": 3, "dropped.unrouted": 2, "rows_rejected": 0, f"routed.{CHEAP}": 2, f"routed.{DEAR}": 2}
     assert {name: made.counts[name] for name in wanted} == wanted
+
+
+def test_the_default_takes_the_records_that_no_condition_takes(engine: duckdb.DuckDBPyConnection) -> None:
+    rest = program(table(DEAR, OTHERS, *ALL_COLUMNS), table(CHEAP, "price < 10", *ALL_COLUMNS))
+    made = run(rest, engine, [frame(1, order(1, "a", 1), order(2, "b", 70), order(3, "c", None))])
+    assert [row["id"] for row in taken(rest, made, DEAR)] == [2, 3]
+    assert [row["id"] for row in taken(rest, made, CHEAP)] == [1]
+    assert (made.counts.get("dropped.unrouted", 0), made.counts["rows_rejected"]) == (0, 0)
+
+
+def test_the_default_takes_no_record_that_another_table_rejects(engine: duckdb.DuckDBPyConnection) -> None:
+    rest = program(table(DEAR, OTHERS, *ALL_COLUMNS), table(CHEAP, "price < 10", ("id", "id", "UInt8", False)))
+    made = run(rest, engine, [frame(1, order(300, "a", 1), order(None, "b", 70), order(3, "c", 70))])
+    assert [row["id"] for row in taken(rest, made, DEAR)] == [3]
+    assert taken(rest, made, CHEAP) == []
+    assert made.counts["rows_rejected"] == made.dead_letters.num_rows == 2
 
 
 def test_a_record_that_one_table_cannot_take_is_rejected_whole(engine: duckdb.DuckDBPyConnection) -> None:
@@ -134,7 +155,7 @@ ORDERS = st.builds(
     st.one_of(st.sampled_from(["a", "x", "1"]), st.none()),
     st.one_of(st.sampled_from([1.0, 5.0, 7.5, 10.0, 99.0]), st.none()),
 )
-CONDITIONS = st.sampled_from([None, "price < 10", "price >= 5 AND kind <> 'x'", "id > 100", "CAST(kind AS INTEGER) = 1", "false"])
+CONDITIONS = st.sampled_from([None, OTHERS, "price < 10", "price >= 5 AND kind <> 'x'", "id > 100", "CAST(kind AS INTEGER) = 1", "false"])
 KINDS = st.sampled_from(["Int64", "UInt8", "Nullable(Int16)"])
 
 
@@ -143,6 +164,7 @@ KINDS = st.sampled_from(["Int64", "UInt8", "Nullable(Int16)"])
 def test_the_reference_routes_as_the_program_does(
     orders: list[dict[str, Any]], conditions: tuple[str | None, str | None], kinds: tuple[str, str]
 ) -> None:
+    assume(conditions != (OTHERS, OTHERS))
     asked = zip((ALL, CHEAP), conditions, kinds, strict=True)
     routed = program(*(table(leg, when, ("id", "id", kind, False)) for leg, when, kind in asked))
     arrived = frame(1, *orders)

@@ -27,8 +27,8 @@ ORDERS, CLICKS, PROCESS, TABLE, AUDIT = TWO.legs
 NAMED = st.builds(LegId, st.sampled_from(KINDS), st.text())
 
 
-def opened(log: MemoryLog) -> dict[LegId, Chain]:
-    chains = {leg: Chain(log, NAMES, leg.chain, 1) for leg in TWO.legs}
+def opened(log: MemoryLog, topology: Topology = TWO) -> dict[LegId, Chain]:
+    chains = {leg: Chain(log, NAMES, leg.chain, 1) for leg in topology.legs}
     for chain in chains.values():
         chain.open()
     return chains
@@ -219,6 +219,79 @@ def test_raw_is_kept_for_the_slowest_sink() -> None:
     confirm(chains[AUDIT], 4, 4)
     purge.by_age()
     assert held(log, "raw") == [3, 4]
+
+
+FALLBACK = Topology.of(["orders"], ["", "audit", "rest"], {"": "rest"})
+REST = FALLBACK.sinks[2]
+
+
+def refuse(log: MemoryLog, bucket: int, sequence: int) -> None:
+    """The first sink writes the row of a raw frame for its fallback."""
+    append(log, f"tf.orders.out_rest.{bucket}", {"Tf-First": f"{sequence}.0.0", "Tf-Last": f"{sequence}.0.0"})
+
+
+def four_refused(log: MemoryLog) -> dict[LegId, Chain]:
+    """Four raw frames of an hour each; the first sink has refused those of 3 and 2, in this order, from one chunk of two buckets."""
+    chains = opened(log, FALLBACK)
+    for _ in range(4):
+        log.clock.advance(timedelta(hours=1))
+        process(log, chains[PROCESS], ingest(log, chains[FALLBACK.ingests[0]], "orders", 1), 1)
+    refuse(log, 0, 3)
+    refuse(log, 1, 2)
+    for sink in (TABLE, AUDIT):
+        confirm(chains[sink], 4, 4)
+    return chains
+
+
+def test_a_fallback_reads_what_the_refusing_sink_writes() -> None:
+    assert FALLBACK.writes(PROCESS) == ("out", "out_audit")
+    assert FALLBACK.writes(TABLE) == ("out_rest",)
+    assert (FALLBACK.upstream(REST), FALLBACK.upstream(AUDIT)) == ((TABLE,), (PROCESS,))
+    assert FALLBACK.up_to([REST]) == (FALLBACK.ingests[0], PROCESS, TABLE, REST)
+
+
+def test_raw_is_kept_for_rows_that_wait_for_a_fallback() -> None:
+    log = MemoryLog(ManualClock())
+    chains = four_refused(log)
+    purge = Purge(log, NAMES, FALLBACK, PROCESS, timedelta(0))
+    purge.by_age()
+    assert held(log, "raw") == [1, 2, 3, 4]
+    confirm(chains[REST], 2, 2)
+    purge.by_age()
+    assert held(log, "raw") == [4]
+
+
+def test_a_fallbacks_rows_are_kept_as_long_as_raw() -> None:
+    log = MemoryLog(ManualClock())
+    chains = four_refused(log)
+    confirm(chains[REST], 1, 1)
+    confirm(chains[REST], 2, 1)
+    refuse(log, 0, 4)
+    refuse(log, 1, 4)
+    confirm(chains[REST], 4, 2)
+    purge = Purge(log, NAMES, FALLBACK, REST, timedelta(0))
+    purge.by_age()
+    assert held(log, "out_rest") == [1, 2, 3, 4]
+    Purge(log, NAMES, FALLBACK, PROCESS, timedelta(0)).by_age()
+    assert held(log, "raw") == [4]
+    purge.by_age()
+    assert held(log, "out_rest") == [2, 3, 4]
+
+
+def test_refused_rows_are_accounted_beside_a_fallback() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log, FALLBACK)
+    process(log, chains[PROCESS], ingest(log, chains[FALLBACK.ingests[0]], "orders", 5), 5)
+    refuse(log, 0, 1)
+    chains[TABLE].plan(SinkPlan(start=0, to=1, config="v", rows=5, digest=""))
+    chains[TABLE].done(SinkDone(start=0, to=1, counts={"rows_in": 5, "rows_out": 3, "rows_diverted": 2}))
+    confirm(chains[AUDIT], 1, 5)
+    confirm(chains[REST], 1, 1)
+    found = tally(log, NAMES, FALLBACK)
+    assert {leg.leg: leg.waiting for leg in found.legs} == {"ingest": 0, "process": 0, "sink": 0, "sink:audit": 0, "sink:rest": 1}
+    assert found.residue == 0
+    confirm(chains[REST], 1, 2)
+    assert tally(log, NAMES, FALLBACK).residue == 1
 
 
 def test_frames_of_a_source_with_an_open_plan_are_kept() -> None:
