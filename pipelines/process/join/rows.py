@@ -16,7 +16,9 @@ from pipelines.process.join.stores import JoinStores
 from pipelines.protocol.positions import RawPositions, ordinals_of, sequences_of
 from pipelines.protocol.records import INSTANT
 
-GATHERED_ROWS = 16 * 1024
+GATHERED_ROWS = 64 * 1024
+"""Rows to look up at once, fewer if they are large: each segment costs some 0.1 ms."""
+GATHERED_BYTES = 64 * 1024 * 1024
 SLICE_BYTES = 32 * 1024 * 1024
 CAUSE_COLUMNS = ("_tf_cause_sequence", "_tf_cause_ordinal", "_tf_cause_emit")
 """The position of the record that made a row appear, and the number of the row among those of its cause in the bucket."""
@@ -76,12 +78,21 @@ class Joined:
         """
         outcomes = self._outcomes
         (wanted,) = (outcomes.is_joined | with_unmatched).nonzero()
-        for start in range(0, len(wanted), GATHERED_ROWS):
-            places = wanted[start : start + GATHERED_ROWS]
+        count = self._rows_at_once()
+        for start in range(0, len(wanted), count):
+            places = wanted[start : start + count]
             left = self._gathered(0, outcomes.left_run[places], outcomes.left_row[places])
             right = self._gathered(1, outcomes.right_run[places], outcomes.right_row[places])
             for part in _parts(left, right):
                 yield Slice(self._table(places[part], left.rows(part), right.rows(part)))
+
+    def _rows_at_once(self) -> int:
+        """Return how many rows of average size take GATHERED_BYTES, GATHERED_ROWS at most."""
+        sizes = 0
+        for side, runs in zip(self._sides, self._runs, strict=True):
+            payloads = [side.payload, *(run.entries.payload for run in runs if run.entries.payload is not None)]
+            sizes += max(payload.nbytes // max(1, payload.num_rows) for payload in payloads)
+        return max(1, min(GATHERED_ROWS, GATHERED_BYTES // max(1, sizes)))
 
     def _gathered(self, side: int, run: Rows, row: Rows) -> Gathered:
         runs, own = self._runs[side], self._sides[side].payload

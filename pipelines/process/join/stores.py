@@ -39,6 +39,10 @@ class JoinStores:
         kept_lefts = self.lefts.add(lefts, span, before(clock_us, self.windows.left_us), has_turn)
         return self.rights.add(rights, span, before(clock_us, self.windows.kept_us), has_turn), kept_lefts
 
+    def listings(self) -> Listings:
+        """Return the segments that are read, as `open` was given them."""
+        return [*self.rights.live], [*self.lefts.live]
+
     def oldest_waiting(self, after_us: int) -> int | None:
         """Return the first position of a stored left record that arrived after `after_us`, None without one; it may be consumed."""
         for run in self.lefts.waiting_runs():
