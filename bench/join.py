@@ -32,7 +32,7 @@ FILL_RECORDS = 500_000
 RIGHT_SHARE = 0.1
 WITHOUT_RIGHT = 0.05
 _LEFT_WINDOW_BATCHES = 5
-_LEAST_BATCHES = 20
+_BATCHES = 60
 _TEXT_BYTES = 40
 _FIELDS = (
     ("number", pa.int64()),
@@ -157,7 +157,7 @@ def measure(directory: Path, right_keys: int) -> JoinCost:
             stage.run(*stage.batch(lefts, stage.random_keys(BATCH_RECORDS - lefts)))
         stage.spent.clear()
         cpu, wall, peak = [], [], 0
-        for _ in range(_LEAST_BATCHES):
+        for _ in range(_BATCHES):
             batch = stage.batch(lefts, stage.random_keys(BATCH_RECORDS - lefts))
             used, begun = time.process_time(), time.perf_counter()
             stage.run(*batch)
