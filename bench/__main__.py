@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, functions, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
+from bench import expressions, functions, join, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
@@ -26,6 +26,7 @@ _DEDUP = (("dedup", KINDS),)
 """End to end again, over a topic with copies and with the dedup of the example."""
 
 STAGE_KEYS = (1_000_000, 10_000_000, 100_000_000)
+JOIN_KEYS = (1_000_000, 5_000_000, 20_000_000)
 SMALL_BATCH = 1_000
 RIVAL_KEYS = (0, 1_000_000, 5_000_000, 10_000_000)
 STAGE_FIGURES = {
@@ -36,6 +37,19 @@ STAGE_FIGURES = {
     "bytes/key on disk": "disk_bytes_per_key",
     "resident": "resident_bytes_per_key",
     "reopening, s": "reopen_seconds",
+}
+
+JOIN_FIGURES = {
+    "CPU us/left": "cpu_us",
+    "slowest batch": "slowest_cpu_us",
+    "keys": "keys_us",
+    "decide": "decide_us",
+    "rows": "rows_us",
+    "store": "store_us",
+    "CPU us/right, filling": "fill_us",
+    "bytes/key on disk": "disk_bytes_per_key",
+    "resident": "resident_bytes_per_key",
+    "private": "private_bytes_per_key",
 }
 
 console = Console()
@@ -49,9 +63,12 @@ def main(
     large_events: Annotated[int, typer.Option(help="Preloaded events of 1500 bytes; 0 leaves them out.")] = 5_000_000,
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
     only: Annotated[
-        str, typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, expressions, functions or warm.")
+        str,
+        typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, join, expressions, functions or warm."),
     ] = "",
-    live_keys: Annotated[list[int] | None, typer.Option(help="Live keys of the dedup stage alone; may repeat.")] = None,
+    live_keys: Annotated[
+        list[int] | None, typer.Option(help="Live keys of the dedup stage, or right keys of the join, alone; may repeat.")
+    ] = None,
     verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
@@ -61,6 +78,9 @@ def main(
     """Measures ingest alone, the whole pipeline, and latency at 1,000 events/s, with all servers on this machine."""
     if only == "stage":
         _print_stage(home, live_keys or STAGE_KEYS)
+        return
+    if only == "join":
+        _print_join(home, live_keys or JOIN_KEYS)
         return
     if only == "step":
         _print_step(home)
@@ -198,6 +218,22 @@ def _print_stage(home: Path, live_keys: Sequence[int]) -> None:
         table.add_row(f"{one.live_keys:,}", f"{one.batch_events:,}", *(f"{figures[name]:.2f}" for name in STAGE_FIGURES.values()))
     console.print(table)
     (home / "stage.json").write_text(json.dumps({"machine": machine(), "stage": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_join(home: Path, right_keys: Sequence[int]) -> None:
+    """The join alone, at each number of right keys; needs no server."""
+    table = Table("right keys", *JOIN_FIGURES)
+    home.mkdir(parents=True, exist_ok=True)
+    found = []
+    for keys in right_keys:
+        with TemporaryDirectory(dir=home) as directory:
+            found.append(join.measure(Path(directory), keys))
+        console.print(found[-1])
+    for one in found:
+        figures = asdict(one)
+        table.add_row(f"{one.right_keys:,}", *(f"{figures[name]:.2f}" for name in JOIN_FIGURES.values()))
+    console.print(table)
+    (home / "join.json").write_text(json.dumps({"machine": machine(), "join": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_step(home: Path) -> None:

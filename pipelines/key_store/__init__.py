@@ -1,1 +1,1 @@
-"""The key store of dedup: which keys a bucket holds, in memory and on disk. Pure except for its files."""
+"""The keyed stores of dedup and of the join: what a bucket holds, in memory and on disk. Pure except for their files."""

@@ -55,9 +55,9 @@ class BucketFilter:
         self._may_read += _ROWS_PER_KEY * keys
         for run in runs:
             if run.facts not in self and run.facts.rows <= self._may_read:
-                entries = run.checked_entries()
-                self._may_read -= len(entries)
-                self.add(run.facts, entries.hi, entries.lo, (), live_rows)
+                hi, lo = run.checked_hashes()
+                self._may_read -= len(hi)
+                self.add(run.facts, hi, lo, (), live_rows)
         self._may_read = min(self._may_read, live_rows)
 
     def keep(self, live: Iterable[RunFacts]) -> None:

@@ -103,6 +103,12 @@ class Index:
         """Return the first row at which each hash at these places may be; the number of rows if none is left."""
         return self.first_rows.take(_slots(sought.upper[at], len(self.first_rows)), mode="clip").astype(np.int64)
 
+    def row_range(self, sought: Sought, at: Rows, rows: int) -> tuple[Rows, Rows]:
+        """Return the first row of the slot of each hash at these places, and the first row behind it; `rows`: those of the segment."""
+        slots = _slots(sought.upper[at], len(self.first_rows))
+        following = np.where(slots + 1 < len(self.first_rows), self.first_rows.take(slots + 1, mode="clip"), rows)
+        return self.first_rows.take(slots).astype(np.int64), following
+
 
 def _patterns() -> Words:
     """Build all patterns; the bit numbers are pieces of the pattern's number times 2^64 divided by the golden ratio."""

@@ -54,25 +54,41 @@ def hash_keys(engine: Engine, columns: Sequence[pa.Array | pa.ChunkedArray]) -> 
     return Hashes(hi, lo, is_null)
 
 
-def _written(array: pa.Array) -> list[pa.Array | pa.Scalar]:
-    kind, values = _kind(array)
-    lengths = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
-    return [pa.scalar(kind, pa.binary()), lengths, pa.scalar(b":", pa.binary()), values]
-
-
-def _kind(array: pa.Array) -> tuple[bytes, pa.Array]:
-    kind = array.type
-    if pa.types.is_string(kind):
-        return b"s", array.cast(pa.binary())
-    if pa.types.is_binary(kind):
-        return b"x", array
-    if pa.types.is_boolean(kind):
-        return b"b", array.cast(pa.uint8()).cast(pa.string()).cast(pa.binary())
-    if pa.types.is_integer(kind):
-        return b"i", array.cast(pa.string()).cast(pa.binary())
-    if pa.types.is_timestamp(kind):
-        return b"t", array.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).cast(pa.string()).cast(pa.binary())
-    if pa.types.is_floating(kind):
-        values = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
-        return b"f", pa.array(values.view(np.uint64)).cast(pa.string()).cast(pa.binary())
+def kind_of(kind: pa.DataType) -> bytes:
+    """Return the letter of a type; keys are equal only if their letters are. Raise TypeError for a type that cannot be a key."""
+    letters = (
+        (b"s", pa.types.is_string),
+        (b"x", pa.types.is_binary),
+        (b"b", pa.types.is_boolean),
+        (b"i", pa.types.is_integer),
+        (b"t", pa.types.is_timestamp),
+        (b"f", pa.types.is_floating),
+    )
+    for letter, is_kind in letters:
+        if is_kind(kind):
+            return letter
     raise TypeError(f"a column of type {kind} cannot be a key")
+
+
+def _written(array: pa.Array) -> list[pa.Array | pa.Scalar]:
+    letter = kind_of(array.type)
+    values = _values(letter, array)
+    lengths = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+    return [pa.scalar(letter, pa.binary()), lengths, pa.scalar(b":", pa.binary()), values]
+
+
+def _values(letter: bytes, array: pa.Array) -> pa.Array:
+    match letter:
+        case b"s":
+            return array.cast(pa.binary())
+        case b"x":
+            return array
+        case b"b":
+            return array.cast(pa.uint8()).cast(pa.string()).cast(pa.binary())
+        case b"i":
+            return array.cast(pa.string()).cast(pa.binary())
+        case b"t":
+            return array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).cast(pa.string()).cast(pa.binary())
+        case _:
+            values = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+            return pa.array(values.view(np.uint64)).cast(pa.string()).cast(pa.binary())

@@ -1,50 +1,45 @@
-"""A segment: an immutable Arrow IPC file of entries, sorted by hash, with checksums and an index, memory-mapped for reading.
+"""A segment: entries sorted by hash in a file (`segment_file`), with an index, memory-mapped for reading.
 
-The file has one row of binary values, SCHEMA: the columns of the entries (a hash at most once) and the two columns of the index. The row's
-metadata holds the CRC-32 of every BLOCK_ROWS rows of every column, and of the index. The digest in the ledger covers this metadata: opening
-a segment checks the digest and the index, the first touch of a block checks the block. An entry takes 36 bytes, and 3 bytes of index.
+Columns of the file: those of the entries, of the payload if the entries have one (`payload`), and the two of the index. An entry takes
+36 bytes, and 3 bytes of index.
 """
 
-import json
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.errors import StateDamagedError
 from pipelines.key_store.index import Index, Rows, Sought, Words
-from pipelines.key_store.storage import Header, Storage
+from pipelines.key_store.payload import from_buffers, piece_names, stored_schema, to_pieces, to_text
+from pipelines.key_store.segment_file import Blocks, Column, Layout, Piece, not_listed, open_file, write_file
+from pipelines.key_store.storage import Storage
 
 _ENTRY: dict[str, type[np.generic]] = {"hi": np.uint64, "lo": np.uint64, "time": np.int64, "sequence": np.uint64, "ordinal": np.uint32}
 """The two halves of the key's hash, and the accepted record: its time (microseconds since 1970, UTC) and its raw position."""
 _INDEX: dict[str, type[np.generic]] = {"filter": np.uint64, "first_rows": np.uint32}
-_COLUMNS = _ENTRY | _INDEX
-SCHEMA = pa.schema([(name, pa.large_binary()) for name in _COLUMNS])
-BLOCK_ROWS = 64 * 1024
 _LOOKED_AT_ONCE = 8
 """Rows to compare with a hash in one step: a slot has four on average, and one slot in fifty has more than eight."""
 _NEXT_ROWS = np.arange(_LOOKED_AT_ONCE, dtype=np.int64)
-_FORMAT = 3
-_PARTS = (b"run", b"crc")
-_UNREADABLE = (OSError, pa.ArrowException, IndexError, ValueError)
-"""Errors of Arrow for a file that is not valid any more."""
-_REMEDY = "nothing was written; stop the pipeline and rebuild the store from the raw stream with `tallyflow rebuild-state`"
+_FORMAT, _PAYLOAD_FORMAT = 3, 4
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries as columns, sorted by (`hi`, `lo`) wherever they enter or leave a segment."""
+    """Entries as columns, sorted by (`hi`, `lo`) wherever they enter or leave a segment of unique keys.
+
+    `payload`: the stored columns of each entry, None in a store without.
+    """
 
     hi: Words
     lo: Words
     time: npt.NDArray[np.int64]
     sequence: Words
     ordinal: npt.NDArray[np.uint32]
+    payload: pa.RecordBatch | None = None
 
     def __len__(self) -> int:
         return len(self.hi)
@@ -59,7 +54,15 @@ class Entries:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> "Entries":
         """Return the entries at `rows` (positions, a mask, or a slice, which copies nothing)."""
-        return Entries(*(column[rows] for column in self.columns()))
+        return replace(Entries(*(column[rows] for column in self.columns())), payload=self._payload_of(rows))
+
+    def _payload_of(self, rows: npt.NDArray[Any] | slice) -> pa.RecordBatch | None:
+        if self.payload is None:
+            return None
+        if isinstance(rows, slice):
+            start, end, _ = rows.indices(len(self))
+            return self.payload.slice(start, max(0, end - start))
+        return self.payload.filter(pa.array(rows)) if rows.dtype == np.bool_ else self.payload.take(pa.array(rows))
 
 
 def by_hash(hi: Words, lo: Words) -> Rows:
@@ -96,88 +99,75 @@ def write_run(storage: Storage, name: str, entries: Entries) -> RunFacts:
     return Run.write(storage, name, entries).facts
 
 
-def _header(entries: Entries, index: Index) -> Header:
-    facts = {"format": _FORMAT, "rows": len(entries), "block_rows": BLOCK_ROWS, "index_crc": _index_crc(index)}
-    checksums = np.array([zlib.crc32(block.data) for column in entries.columns() for block in _blocks(column)], dtype=np.uint32)
-    return dict(zip(_PARTS, (json.dumps(facts, sort_keys=True).encode(), checksums.tobytes()), strict=True))
-
-
-def _index_crc(index: Index) -> list[int]:
-    return [zlib.crc32(index.filter.data), zlib.crc32(index.first_rows.data)]
-
-
-def _one_row(columns: Iterable[npt.NDArray[Any]]) -> pa.RecordBatch:
-    """Build the record batch without copying.
-
-    Readers of Arrow need the offsets; `_columns` does not.
-    """
-    buffers = [[None, pa.py_buffer(np.array([0, column.nbytes])), pa.py_buffer(column)] for column in columns]
-    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.large_binary(), 1, each) for each in buffers], schema=SCHEMA)
-
-
-def _columns(batch: pa.RecordBatch) -> list[npt.NDArray[Any]]:
-    """Return the columns that were given to `_one_row`. Raise ValueError for a column whose length does not fit its kind."""
-    contents = [column.buffers()[2] or b"" for column in batch.columns]
-    return [np.frombuffer(content, dtype=kind) for content, kind in zip(contents, _COLUMNS.values(), strict=True)]
-
-
-def _blocks(column: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    return (column[start : start + BLOCK_ROWS] for start in range(0, len(column), BLOCK_ROWS))
-
-
-def _digest(header: Header) -> str:
-    found = blake2b(digest_size=16)
-    for name in _PARTS:
-        found.update(header[name])
-    return found.hexdigest()
-
-
 class Run:
-    """An open segment. Not thread-safe."""
+    """An open segment of unique keys. Not thread-safe."""
 
-    def __init__(self, where: str, facts: RunFacts, entries: Entries, index: Index, crc: npt.NDArray[np.uint32] | None) -> None:
-        """Open over given columns. `crc`: the checksums of blocks by column, compared at first touch; None to trust the columns."""
+    index_kinds = _INDEX
+
+    def __init__(self, where: str, facts: RunFacts, entries: Entries, index: Sequence[Column], blocks: Sequence[Blocks]) -> None:
+        """Open over given columns. `blocks`: those of the entries and of the payload."""
         self.facts, self.entries = facts, entries
-        self._where, self._index = where, index
-        self._crc = crc if crc is not None else np.zeros((len(_ENTRY), 0), dtype=np.uint32)
-        self._unchecked = self._crc.shape[1]
-        self._is_checked = np.zeros(self._unchecked, dtype=bool)
+        self._index, self._own_index = Index(*index[: len(_INDEX)]), index[len(_INDEX) :]
+        self._blocks, self._payload_blocks = blocks
 
-    @classmethod
-    def write(cls, storage: Storage, name: str, entries: Entries) -> "Run":
-        """Write the entries (sorted, not empty) as a new file, durable on return, and read them from memory."""
+    @staticmethod
+    def indexed(entries: Entries) -> list[Column]:
+        """Return the columns of `index_kinds`."""
         index = Index.of(entries.hi, entries.lo)
-        header = _header(entries, index)
-        storage.write(name, _one_row([*entries.columns(), index.filter, index.first_rows]), header)
-        facts = RunFacts(name, len(entries), int(entries.time.max()), _digest(header))
-        return cls(f"{storage.path}/{name}", facts, entries, index, None)
+        return [index.filter, index.first_rows]
+
+    @staticmethod
+    def index_rows(rows: int) -> list[int]:
+        """Return the lengths of the columns of `index_kinds` in a segment of this many rows."""
+        return [Index.slots(rows)] * len(_INDEX)
+
+    @staticmethod
+    def hashes_of(entries: Entries) -> tuple[Words, Words]:
+        """Return the hashes of entries as they enter or leave a segment of this kind, sorted."""
+        return entries.hi, entries.lo
 
     @classmethod
-    def open(cls, storage: Storage, facts: RunFacts, is_own: bool = False) -> "Run":
-        """Map the file. Raise StateDamagedError if it is missing, or is not the listed one.
+    def layout(cls, fields: pa.Schema | None) -> Layout:
+        """Return the layout of the file. `fields`: the schema of the payload's fields, None without one."""
+        index = tuple(cls.index_kinds)
+        if fields is None:
+            return Layout(_FORMAT, tuple(_ENTRY), index, {})
+        # The fields are part of what is stored: a segment with others must not be read as if it had these.
+        return Layout(_PAYLOAD_FORMAT, (*_ENTRY, *piece_names(stored_schema(fields))), index, {b"fields": to_text(fields)})
+
+    @classmethod
+    def write(cls, storage: Storage, name: str, entries: Entries, fields: pa.Schema | None = None) -> Self:
+        """Write the entries (in the order of this kind, not empty) as a new file, durable on return, and read them from memory."""
+        index = cls.indexed(entries)
+        pieces = [*(Piece.of(column) for column in entries.columns()), *(to_pieces(entries.payload) if entries.payload is not None else ())]
+        digest = write_file(storage, name, cls.layout(fields), len(entries), [*pieces, *index])
+        facts = RunFacts(name, len(entries), int(entries.time.max()), digest)
+        where = f"{storage.path}/{name}"
+        return cls(where, facts, entries, index, [Blocks(where, (), None)] * 2)
+
+    @classmethod
+    def open(cls, storage: Storage, facts: RunFacts, is_own: bool = False, fields: pa.Schema | None = None) -> Self:
+        """Map the file. Raise StateDamagedError if it is missing, is not the listed one, or has other fields.
 
         `is_own`: this process has just written the file, so its blocks need no check.
         """
         where = f"{storage.path}/{facts.name}"
+        file = open_file(storage, facts.name, facts.digest, cls.layout(fields), facts.rows, is_own)
+        kinds = _ENTRY | cls.index_kinds
         try:
-            batch, header = storage.read(facts.name)
-            found_format = json.loads(header.get(b"run", b"{}")).get("format")
-            if found_format not in (None, _FORMAT):
-                wrong = f"it is of format {found_format}, and this release reads {_FORMAT}"
-                raise StateDamagedError(f"opening state run {where}: {wrong}; {_REMEDY}")
-            # The batch's own header has no checksum: a flipped bit there may invent nulls or hide the batch.
-            is_ours = header.keys() >= {*_PARTS} and _digest(header) == facts.digest and batch.schema.equals(SCHEMA)
-            columns = _columns(batch) if is_ours else []
-        except _UNREADABLE as error:
-            raise StateDamagedError(f"opening state run {where}: {error}; {_REMEDY}") from error
-        slots = Index.slots(facts.rows)
-        if [len(column) for column in columns] != [facts.rows] * len(_ENTRY) + [slots, slots]:
-            raise StateDamagedError(f"opening state run {where}: it is not the file that the ledger lists; {_REMEDY}")
-        entries, index = Entries(*columns[: len(_ENTRY)]), Index(*columns[len(_ENTRY) :])
-        if not is_own and _index_crc(index) != json.loads(header[b"run"])["index_crc"]:
-            raise StateDamagedError(f"opening state run {where}: its index is damaged; {_REMEDY}")
-        crc = np.frombuffer(header[b"crc"], dtype=np.uint32).reshape(len(_ENTRY), -1)
-        return cls(where, facts, entries, index, None if is_own else crc)
+            columns = [np.frombuffer(file.contents[name] or b"", dtype=kind) for name, kind in kinds.items()]
+            if [len(column) for column in columns] != [facts.rows] * len(_ENTRY) + cls.index_rows(facts.rows):
+                raise not_listed(where)
+            payload, pieces = None, list[Piece]()
+            if fields is not None:
+                schema = stored_schema(fields)
+                payload, pieces = from_buffers(schema, facts.rows, [file.contents[name] for name in piece_names(schema)])
+        except ValueError as error:
+            raise not_listed(where) from error
+        entries = replace(Entries(*columns[: len(_ENTRY)]), payload=payload)
+        guard = partial(Blocks, where)
+        own = guard([Piece.of(column) for column in entries.columns()], None if is_own else file.crc[: len(_ENTRY)])
+        return cls(where, facts, entries, columns[len(_ENTRY) :], [own, guard(pieces, None if is_own else file.crc[len(_ENTRY) :])])
 
     def find(self, sought: Sought) -> tuple[Rows, Rows]:
         """Find the hashes of `sought` in this segment; return (places in `sought`, rows of this segment)."""
@@ -190,8 +180,8 @@ class Run:
         # Some rows at once through the possible slots. Different keys with the same `hi` are adjacent.
         while len(at):
             hi, rows = sought.hi[at], first[:, np.newaxis] + _NEXT_ROWS
-            if self._unchecked:
-                self._check(np.minimum(rows, last))
+            if self._blocks.unchecked:
+                self._blocks.check(np.minimum(rows, last))
             here = self.entries.hi.take(rows, mode="clip")
             which, step = (here == hi[:, np.newaxis]).nonzero()
             row = first[which] + step
@@ -202,19 +192,19 @@ class Run:
             at, first = at[still], first[still] + _LOOKED_AT_ONCE
         return np.concatenate(found_at), np.concatenate(found_rows)
 
+    def checked_hashes(self) -> tuple[Words, Words]:
+        """Return the hashes of all entries, sorted, every block of the entries checked."""
+        self._blocks.check_all()
+        return self.hashes_of(self.entries)
+
     def checked_entries(self) -> Entries:
         """Return all entries, every block checked."""
-        if self._unchecked:
-            self._check(np.arange(0, len(self.entries), BLOCK_ROWS, dtype=np.int64))
+        self._blocks.check_all()
+        self._payload_blocks.check_all()
         return self.entries
 
-    def _check(self, rows: Rows) -> None:
-        """Compare the checksum of every block that `rows` touch for the first time. Raise StateDamagedError for a damaged one."""
-        is_touched = np.zeros(len(self._is_checked), dtype=bool)
-        is_touched[rows // BLOCK_ROWS] = True
-        for block in np.flatnonzero(is_touched & ~self._is_checked):
-            piece = slice(int(block) * BLOCK_ROWS, (int(block) + 1) * BLOCK_ROWS)
-            if not np.array_equal([zlib.crc32(column[piece].data) for column in self.entries.columns()], self._crc[:, block]):
-                raise StateDamagedError(f"reading state run {self._where}: rows {piece.start} to {piece.stop} are damaged; {_REMEDY}")
-            self._is_checked[block] = True
-        self._unchecked = int(np.count_nonzero(~self._is_checked))
+    def payload_rows(self, rows: Rows) -> pa.RecordBatch:
+        """Return the stored columns of these rows. Raise StateDamagedError if a touched block is damaged."""
+        assert self.entries.payload is not None
+        self._payload_blocks.check(rows)
+        return self.entries.payload.take(pa.array(rows))

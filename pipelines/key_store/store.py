@@ -10,16 +10,19 @@ key that is present, and for segments not covered yet, also the filters of (FAN 
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pipelines.errors import StateDamagedError
 from pipelines.key_store.bucket_filter import BucketFilter
-from pipelines.key_store.index import Sought, Words
-from pipelines.key_store.segments import Entries, Run, RunFacts, by_hash, write_run
+from pipelines.key_store.index import Rows, Sought, Words
+from pipelines.key_store.segments import Entries, Run, RunFacts, by_hash
 from pipelines.key_store.storage import Storage
 from pipelines.types.vectors import Mask
 
@@ -38,12 +41,23 @@ _WORTH_LEAVING_OUT = 16
 
 @dataclass(frozen=True)
 class Found:
-    """The newest entry of each requested hash: `is_found`, and zeros where it is False."""
+    """The newest entry of each requested hash: `is_found`, and zeros where it is False.
+
+    `run`: the number of its segment in `live`; `row`: its row there.
+    """
 
     is_found: Mask
     time: npt.NDArray[np.int64]
     sequence: Words
     ordinal: npt.NDArray[np.uint32]
+    run: Rows
+    row: Rows
+
+    @classmethod
+    def nothing(cls, count: int) -> "Found":
+        """Return the answer for this many hashes of which none is found."""
+        kinds = (bool, np.int64, np.uint64, np.uint32, np.int64, np.int64)
+        return cls(*(np.zeros(count, dtype=kind) for kind in kinds))
 
 
 @dataclass(frozen=True)
@@ -57,10 +71,15 @@ class _Added:
 
 
 class KeyedStore:
-    """One bucket's keys. Keeps its segments open from batch to batch. Not thread-safe."""
+    """One bucket's keys. Keeps its segments open from batch to batch. Not thread-safe.
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    `fields`: the schema of the payload's fields, None for a store without payload.
+    """
+
+    kind: type[Run] = Run
+
+    def __init__(self, storage: Storage, fields: pa.Schema | None = None) -> None:
+        self.storage, self.fields = storage, fields
         self._open: dict[RunFacts, Run] = {}
         self._added: _Added | None = None
         self.bucket_filter = BucketFilter()
@@ -80,29 +99,30 @@ class KeyedStore:
         """Open a segment; a copy of this host that is damaged is fetched again."""
         if self.storage.has_copy(facts.name):
             try:
-                run = Run.open(self.storage, facts)
+                run = self.kind.open(self.storage, facts, fields=self.fields)
                 run.checked_entries()
                 return run
             except StateDamagedError:
                 self.storage.discard_copy(facts.name)
-        return Run.open(self.storage, facts)
+        return self.kind.open(self.storage, facts, fields=self.fields)
+
+    def opened(self) -> list[Run]:
+        """Return the live segments, oldest first."""
+        return [self._open[facts] for facts in self.live]
 
     def checked(self) -> Iterator[Entries]:
         """Return the entries of each live segment, oldest first, every block checked."""
-        return (self._open[facts].checked_entries() for facts in self.live)
+        return (run.checked_entries() for run in self.opened())
 
     def find(self, hi: Words, lo: Words) -> Found:
         """Find the newest entry of each hash; `hi` is best sorted. Raise StateDamagedError if a touched block is damaged."""
-        count = len(hi)
-        found = Found(
-            np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
-        )
+        found = Found.nothing(len(hi))
         everything = Sought.of(hi, lo)
-        self.bucket_filter.read([self._open[facts] for facts in self.live], count, self._rows())
+        self.bucket_filter.read(self.opened(), len(hi), self._rows())
         possible = self.bucket_filter.may_hold(everything)
         few = everything.take(possible)
         # Newest first: an entry in a newer segment wins, and is not looked up in older ones.
-        for facts in reversed(self.live):
+        for number, facts in reversed([*enumerate(self.live)]):
             run, is_covered = self._open[facts], facts in self.bucket_filter
             if is_covered and not len(possible):
                 continue
@@ -115,6 +135,7 @@ class KeyedStore:
             entries = run.entries
             found.is_found[at] = True
             found.time[at], found.sequence[at], found.ordinal[at] = entries.time[rows], entries.sequence[rows], entries.ordinal[rows]
+            found.run[at], found.row[at] = number, rows
             if _WORTH_LEAVING_OUT * len(at) > len(possible):
                 (open_,) = (~found.is_found[possible]).nonzero()
                 possible, few = possible[open_], few.take(open_)
@@ -141,15 +162,15 @@ class KeyedStore:
         rest, merged = live[: len(live) - taken], live[len(live) - taken :]
         new = entries
         if merged:
-            entries = merge([*(self._open[facts].checked_entries() for facts in merged), new], None if rest else expired)
+            entries = self.merged([*(self._open[facts].checked_entries() for facts in merged), new], expired, has_older=bool(rest))
         if not len(entries):
             return rest
         start = min([span[0], *(int(facts.name.split("-", 1)[0]) for facts in merged)])
-        written = Run.write(self.storage, run_name((start, span[1]), span[1]), entries)
+        written = self.kind.write(self.storage, run_name((start, span[1]), span[1]), entries, self.fields)
         # A small segment is soon merged again and is read from memory until then; a large one is mapped, so that it can leave memory.
         is_small = len(entries) <= _SMALLEST_TIER_ROWS
-        run = written if is_small else Run.open(self.storage, written.facts, is_own=True)
-        self.bucket_filter.add(written.facts, new.hi, new.lo, merged, self._rows())
+        run = written if is_small else self.kind.open(self.storage, written.facts, is_own=True, fields=self.fields)
+        self.bucket_filter.add(written.facts, *self.kind.hashes_of(new), merged, self._rows())
         self._added = _Added(self.live, content, run, [*rest, written.facts])
         return self._added.listing
 
@@ -159,13 +180,18 @@ class KeyedStore:
         Writes nothing if nothing is gained.
         """
         live = self._not_expired(expired)
-        together = merge([self._open[facts].checked_entries() for facts in live], expired) if live else None
+        together = self.merged([self._open[facts].checked_entries() for facts in live], expired, has_older=False) if live else None
         if together is None or not len(together):
             return []
         if len(live) == 1 and len(together) == live[0].rows:
             return live
         spans = [facts.name.split(".", 1)[0].split("-") for facts in live]
-        return [write_run(self.storage, run_name((int(spans[0][0]), int(spans[-1][1])), made_for), together)]
+        name = run_name((int(spans[0][0]), int(spans[-1][1])), made_for)
+        return [self.kind.write(self.storage, name, together, self.fields).facts]
+
+    def merged(self, parts: Sequence[Entries], expired: int, has_older: bool) -> Entries:
+        """Merge sets of entries, older ones first, as this store keeps them. `has_older`: there are older segments than these."""
+        return merge(parts, None if has_older else expired)
 
     def _rows(self) -> int:
         return sum(facts.rows for facts in self.live)
@@ -232,17 +258,35 @@ def merge(parts: Sequence[Entries], expired: int | None) -> Entries:
     pieces = max(1, rows // _PIECE_ROWS)
     borders = np.arange(1, pieces, dtype=np.uint64) * np.uint64((2**64 - 1) // pieces)
     cuts = [[0, *np.searchsorted(part.hi, borders).tolist(), len(part)] for part in parts]
-    merged = Entries.empty(rows)
+    payloads = [part.payload for part in parts if part.payload is not None]
+    merged, places = Entries.empty(rows), np.empty(rows if payloads else 0, dtype=np.int64)
+    # With a payload, the place of a row among all rows moves with it: the payload is taken once, from there.
+    columns = [(*part.columns(), *own) for part, own in zip(parts, _places(parts) if payloads else [()] * len(parts), strict=True)]
+    into = [*merged.columns(), *([places] if payloads else [])]
     end = 0
     for piece in range(pieces):
-        slices = [part.take(slice(cut[piece], cut[piece + 1])) for part, cut in zip(parts, cuts, strict=True)]
-        end += _merge_piece(slices, expired, merged, end)
-    return merged.take(slice(0, end))
+        slices = [[column[cut[piece] : cut[piece + 1]] for column in each] for each, cut in zip(columns, cuts, strict=True)]
+        end += _merge_piece(slices, expired, into, end)
+    entries = merged.take(slice(0, end))
+    return replace(entries, payload=taken(payloads, places[:end])) if payloads else entries
 
 
-def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: int) -> int:
-    """Merge the parts into `into` from `at` on; return how many entries were written."""
-    hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)]
+def _places(parts: Sequence[Entries]) -> list[tuple[Rows]]:
+    """Return, by part, the place of each row among the rows of all parts."""
+    starts = accumulate((len(part) for part in parts), initial=0)
+    return [(np.arange(start, start + len(part), dtype=np.int64),) for start, part in zip(starts, parts, strict=False)]
+
+
+def taken(payloads: Sequence[pa.RecordBatch], places: Rows) -> pa.RecordBatch:
+    """Return rows by their places among the rows of all payloads; a column at a time, to need the room of one more."""
+    indices = pa.array(places)
+    columns = (pa.concat_arrays([payload.column(number) for payload in payloads]) for number in range(payloads[0].num_columns))
+    return pa.RecordBatch.from_arrays([column.take(indices) for column in columns], schema=payloads[0].schema)
+
+
+def _merge_piece(parts: Sequence[Sequence[npt.NDArray[Any]]], expired: int | None, into: Sequence[npt.NDArray[Any]], at: int) -> int:
+    """Merge the columns of the parts into `into` from `at` on; return how many entries were written."""
+    hi, lo, time, *_ = together = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
     order = by_hash(hi, lo)
     is_last = np.ones(len(order), dtype=bool)
     ordered = hi[order]
@@ -252,6 +296,6 @@ def _merge_piece(parts: list[Entries], expired: int | None, into: Entries, at: i
         is_last &= time[order] > expired
     if not is_last.all():
         order = order[is_last]
-    for column, values in zip(into.columns(), together, strict=True):
+    for column, values in zip(into, together, strict=True):
         np.take(values, order, out=column[at : at + len(order)], mode="clip")
     return len(order)

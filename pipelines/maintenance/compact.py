@@ -19,7 +19,8 @@ from pydantic import AwareDatetime
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import ItemT, ReportT, Work, run_here
 from pipelines.errors import FencedError, InvariantError
-from pipelines.key_store.segments import BLOCK_ROWS, Run, RunFacts
+from pipelines.key_store.segment_file import BLOCK_ROWS
+from pipelines.key_store.segments import Run, RunFacts
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.buckets import listed, live_runs

@@ -26,7 +26,7 @@ PURE_ROOMS = ("types", "error_classes", "expressions", "protocol", "key_store")
 
 PURE_STEPS = (
     *("ingest.writer", "process.parse", "process.dedup", "process.mapping", "process.dead_letter_rows", "process.rejections"),
-    *("process.steps", "process.arrivals"),
+    *("process.steps", "process.arrivals", "process.join"),
     *("process.fingerprints", "process.rejection_limit", "process.watermarks", "process.isolation", "sink.chunks", "sink.ledger_table"),
 )
 """What the legs apply to tables: functions that open nothing. DuckDB engines are handed in."""

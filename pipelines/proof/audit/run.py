@@ -141,7 +141,15 @@ class Audit:
         entered.add(raw.entered)
         return {
             leg: Account(
-                raw.frames, *outs[leg], dead_letters, duplicates, then_dropped, refused[leg], entered, tables[leg], self._diverted(leg, outs)
+                raw.frames,
+                *outs[leg],
+                dead_letters,
+                duplicates,
+                then_dropped,
+                refused[leg],
+                entered,
+                tables[leg],
+                self._diverted(leg, outs),
             )
             for leg in self._topology.sinks
         }

@@ -14,7 +14,8 @@ from pyarrow import fs
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
 from pipelines.key_store import bucket_filter as bucket_filter
 from pipelines.key_store.index import Index, Sought
-from pipelines.key_store.segments import BLOCK_ROWS, Entries, Run, RunFacts, write_run
+from pipelines.key_store.segment_file import BLOCK_ROWS
+from pipelines.key_store.segments import Entries, Run, RunFacts, write_run
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import FAN, SMALL_FAN, KeyedStore, bucket_with_turn, merge, merged_runs
 
