@@ -51,7 +51,7 @@ def modelled(config: Program) -> Program:
 
 def apply(value: bytes, config: Program) -> bytes | None:
     """What the modelled stages make of a value: None is refused."""
-    refused = config.parse.fields[0][0].encode()
+    refused = config.lanes[0].parse.fields[0][0].encode()
     return (
         None if kind(value) in (refused, POISON, VENOM) else value + b" not " + refused + (MORE if "more" in config.insert_columns else b"")
     )
