@@ -189,3 +189,20 @@ def test_every_table_is_proven_with_a_filter_behind_dedup(case: PipelineCase) ->
         assert (found["verdict"], found["findings"], found["not_proven"]) == ("clean", [], []), command
     counts = {name: case.client().query(f"SELECT count() FROM {case.table}_{name}").result_rows[0][0] for name in ("few", "many")}
     assert min(counts.values()) > 0
+
+
+def test_other_buckets_know_filtered_records(case: PipelineCase) -> None:
+    case.write_file(BEHIND)
+    case.create_topic()
+    case.send(events(200))
+    case.warm_run()
+
+    def fewer(document: dict[str, Any]) -> None:
+        BEHIND(document)
+        document["buckets"] = 3
+
+    case.write_file(fewer)
+    assert case.invoke("rebucket", str(case.file)).exit_code == 0
+    case.send(events(200, 100))
+    case.warm_run()
+    assert min(assert_ends_behind_dedup(case).values()) > 10

@@ -13,6 +13,7 @@ from pipelines.dead_letters.dropped_copies import CopiesByDeadLetter, DroppedCop
 from pipelines.dead_letters.triage import Selection, groups
 from pipelines.maintenance.replay import Replayed
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
+from pipelines.process.drop_marks import MARK_COLUMN
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import packed
 from pipelines.testing import FIRST_INSTANT
@@ -23,8 +24,10 @@ Record = tuple[int, int, bool]
 """(key, time, whether it becomes a dead letter behind dedup, if dedup accepts it), a frame each."""
 
 
-def counted(records: list[Record], accepted: list[int], watermarks: list[int], portion: int = 3) -> dict[int, int]:
-    """Copies by the number of the accepted record, from 1."""
+def counted(
+    records: list[Record], accepted: list[int], watermarks: list[int], portion: int = 3, marked: frozenset[int] = frozenset()
+) -> dict[int, int]:
+    """Copies by the number of the accepted record, from 1. `marked`: numbers of those that a step behind dedup would drop."""
     dead_letters = [number for number in accepted if records[number - 1][2]]
     keys = [records[number - 1][0] for number in dead_letters]
     accepted_rows = {
@@ -43,6 +46,9 @@ def counted(records: list[Record], accepted: list[int], watermarks: list[int], p
                 "_tf_key_hi": pa.array([0] * len(part), pa.uint64()),
                 "_tf_key_lo": pa.array([key for key, _, _ in part], pa.uint64()),
             }
+            if marked:
+                numbers = range(start + 1, start + len(part) + 1)
+                rows[MARK_COLUMN] = pa.array(["dropped.filter" if number in marked else None for number in numbers], pa.string())
             times = np.array([time for _, time, _ in part], dtype=np.int64)
             marks = np.array(watermarks[start : start + len(part)], dtype=np.int64)
             copies.add(Replayed(pa.table(rows), times, marks, len(part)))
@@ -83,6 +89,13 @@ def test_by_event_time_the_watermark_ends_copies_too(records: list[Record], late
     kept, watermarks = [record for record, _ in on_time], [mark for _, mark in on_time]
     accepted, copies = judged_one_by_one(kept, watermarks)
     assert counted(kept, accepted, watermarks) == copies
+
+
+def test_a_copy_that_a_later_step_drops_is_no_lost_row() -> None:
+    """The first copy would be dropped; the fourth record is accepted again, and dropped: it ends the copies all the same."""
+    records = [(1, 0, True), (1, 3, False), (1, 4, False), (1, 10, False), (1, 12, False)]
+    assert counted(records, [1], [int(NEVER)] * 5) == {1: 2}
+    assert counted(records, [1], [int(NEVER)] * 5, marked=frozenset({2, 4})) == {1: 1}
 
 
 CONFIG = program([("id", "int")], [("id", "id", "Int64", False)], first_of("id", WINDOW_US))
