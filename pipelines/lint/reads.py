@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
 from pipelines.config.fields import Passed, all_passed, at_sink, checked
-from pipelines.config.transforms.python import PythonConfig
+from pipelines.config.transforms.python import FunctionConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
 
 def _names_read(passed: Passed) -> set[str]:
     config = passed.transform.config
-    if isinstance(config, PythonConfig) and not config.input:
+    if isinstance(config, FunctionConfig) and not config.input:
         return {*passed.before}
     names = {name for _, named in config.fields_read() for name in named}
     return names.union(*(checked(asked, passed.before, config.language).fields for asked in config.expressions()))
