@@ -1,4 +1,7 @@
-"""Functions in Python: CPU of the steps with a function that does next to nothing and without, that of the function host included."""
+"""Functions in Python: CPU of the steps with a function that does next to nothing and without, that of the function host included.
+
+A function over DataFrames is called in batches of several sizes, on a host that has been called before.
+"""
 
 import time
 from dataclasses import dataclass
@@ -7,8 +10,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
+import pyarrow as pa
 
 from bench.expressions import frames_of, program_of
+from pipelines.functions.code import pack
+from pipelines.functions.host import Host
+from pipelines.functions.spec import Function
 from pipelines.host import collect_rarely
 from pipelines.process.program import run
 from pipelines.types.duckdb import open_engine
@@ -52,6 +59,53 @@ def measure(events: int = EVENTS, rounds: int = ROUNDS) -> list[FunctionCost]:
                 if number >= 2:
                     spent.setdefault(name, []).append((_cpu_seconds() - begun) / events * 1e6)
     return [FunctionCost(name, median(found)) for name, found in spent.items()]
+
+
+@dataclass(frozen=True)
+class BatchCost:
+    """One call of a function over DataFrames: median seconds, and CPU microseconds per event, of this process, its host and the JVM."""
+
+    rows: int
+    seconds: float
+    microseconds: float
+
+
+def measure_dataframes(calls: int = 30) -> list[BatchCost]:
+    """Measure calls of a function over DataFrames with 7 flat fields in and two out, by the rows of a call."""
+    frame = "from pyspark.sql import functions as F\ndef f(df):\n    return df.where('price >= 0').select('code', 'price')\n"
+    texts, numbers = ("id", "code", "customer", "city"), ("price", "quantity", "discount")
+    inputs = (*((name, "string") for name in texts), *((name, "float64") for name in numbers))
+    found = []
+    with TemporaryDirectory() as directory:
+        Path(directory, "own.py").write_text(frame)
+        host = Host(
+            Function("own:f", pack(Path(directory), "own", ()), "pyspark", inputs, (("code", "string"), ("price", "float64")), 60_000)
+        )
+        try:
+            for rows in (65_536, 16_384, 1_000):
+                columns = [pa.array([f"{name} {row % 5000}" for row in range(rows)]) for name in texts]
+                columns += [pa.array([float(row) for row in range(rows)])] * len(numbers)
+                found.append(_calls(host, pa.record_batch(columns, schema=host.function.input_schema), calls))
+        finally:
+            host.close()
+    return found
+
+
+def _calls(host: Host, batch: pa.RecordBatch, calls: int) -> BatchCost:
+    seconds = []
+    for number in range(2 * calls):
+        if number == calls:
+            used = _all_cpu_seconds()
+        begun = time.monotonic()
+        host.call(batch)
+        seconds.append(time.monotonic() - begun)
+    spent = (_all_cpu_seconds() - used) / calls
+    return BatchCost(batch.num_rows, median(seconds[calls:]), spent / batch.num_rows * 1e6)
+
+
+def _all_cpu_seconds() -> float:
+    """CPU of this process and of all below it, a JVM included, whose threads come and go."""
+    return sum(sum(process.cpu_times()[:2]) for process in (psutil.Process(), *psutil.Process().children(recursive=True)))
 
 
 def _cpu_seconds() -> float:

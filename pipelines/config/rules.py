@@ -174,7 +174,7 @@ def _fallbacks(config: Any) -> Faults:
             yield at, f"the sink {name!r} is the fallback of sinks[{taken[name]}]: a record could be in its table twice; add another"
         taken.setdefault(name, index)
     for index, transform in enumerate(config.transforms) if taken else ():
-        if transform.type == "python":
+        if [*transform.config.made()]:
             why = "it is called again for a refused row, and might answer otherwise"
             yield ("transforms", index), f"a function does not go with `on_refused` of a sink: {why}"
 

@@ -3,6 +3,8 @@
 code.py      the source files of a function as one archive, known by its digest
 spec.py      what a program says about a function, and the codes of its failures
 child.py     the host: a program that imports nothing of ours
+spark_child.py, spark_plan.py, spark_rows.py, spark_errors.py
+             the host of a function over DataFrames: session, plan, rows, words
 host.py      a host's process: start, call, time limit, memory limit, end
 calls.py     rows through a function: what passes, what is dropped, and the rows at fault
 """

@@ -29,7 +29,8 @@ MAX_IN_A_ROW = 8
 """Timeouts without a call between them that ends in time: one hanging record among ROWS_PER_CALL makes five or six."""
 MAX_TIMEOUTS, MAX_DEATHS = 32, 128
 """Timeouts, and ends of the host, over the rows of one batch."""
-_ALONE_ROWS = 64
+_ALONE_ROWS, _ALONE_ROWS_OF_SPARK = 64, 128
+"""Rows that are called for one by one in one call. Spark takes longer to fail as a whole than to look at so many rows."""
 _PARTS_AFTER_KILL = 16
 _ATTEMPTS = 3
 """Calls of one row that must all end the host: a host may also be killed from outside."""
@@ -164,7 +165,7 @@ class _Search:
         self._hung = 0
         if batch.num_rows == 1:
             return self._failed(error.code, error.message)
-        if batch.num_rows > _ALONE_ROWS:
+        if batch.num_rows > (_ALONE_ROWS_OF_SPARK if self._host.function.mode == "pyspark" else _ALONE_ROWS):
             return self._parts(batch, 2)
         try:
             return self._called(batch, alone=True)

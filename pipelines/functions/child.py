@@ -1,5 +1,7 @@
 """The function host: a process that imports one function, and calls it for each request. Imports nothing of ours; run by its path.
 
+`spark_child` is the host of a function over DataFrames, with the same input and output.
+
 In, on the standard input: one line of JSON (`main`), then requests: `<BQ`, 1 if each row is called for alone, and the length of an Arrow
 IPC stream of one batch. Out, on what was the standard output: answers `<BQQ`, a status, the resident bytes of this process, and the length
 of the content. A function's own prints go to the standard error. The process ends with its input.
@@ -16,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +36,24 @@ Failure = tuple[int, str, str]
 
 class RowsError(Exception):
     """The function has returned something else than what the pipeline file declares."""
+
+
+class DescribedError(Exception):
+    """A call has failed, as its code and its message say."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class Answering(Protocol):
+    """The function of a host, loaded."""
+
+    def answer(self, batch: pa.RecordBatch, alone: bool) -> tuple[pa.Table, list[Failure]]: ...
+
+
+Load = Callable[[dict[str, Any], tuple[pa.Schema, pa.Schema]], Answering]
+"""Imports the function that `main` has read of; the schemas are those of the inputs and the outputs."""
 
 
 class Host:
@@ -127,6 +147,8 @@ class Host:
 
 def described(error: BaseException) -> tuple[str, str]:
     """Return the code and the message of what a call has raised."""
+    if isinstance(error, DescribedError):
+        return error.code, error.message
     if isinstance(error, RowsError):
         return "python_rows", _cut(str(error), _MAX_TEXT)
     text = " ".join(str(error).split())
@@ -169,7 +191,7 @@ def _family(kind: pa.DataType) -> str:
     return "instant" if pa.types.is_timestamp(kind) and kind.tz else str(kind)
 
 
-def main() -> None:
+def main(load: Load) -> None:
     """Serve the function that the first line of the input names.
 
     `root` of its files, `function`, `mode`, the schemas `inputs` and `outputs`, and `address_bytes`, its limit.
@@ -184,7 +206,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (start["address_bytes"], start["address_bytes"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        host, inputs = _load(start), _schema(start["inputs"])
+        inputs = _schema(start["inputs"])
+        host = load(start, (inputs, _schema(start["outputs"])))
     except BaseException as error:
         _send(answers, FAILED, [json.dumps(described(error)).encode()])
         return
@@ -205,13 +228,19 @@ def main() -> None:
             _send(answers, OK, _packed(table, failures))
 
 
-def _load(start: dict[str, Any]) -> Host:
+def _load(start: dict[str, Any], schemas: tuple[pa.Schema, pa.Schema]) -> Host:
+    return Host(imported(start), start["mode"], schemas[1])
+
+
+def imported(start: dict[str, Any]) -> Callable[[Any], Any]:
+    """Import the module of the function that `start` names; return the function."""
     sys.path.insert(0, start["root"])
     module, _, name = start["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
     if not callable(function):
         raise TypeError(f"{start['function']} is no function")
-    return Host(function, start["mode"], _schema(start["outputs"]))
+    found: Callable[[Any], Any] = function
+    return found
 
 
 def _schema(text: str) -> pa.Schema:
@@ -264,4 +293,4 @@ def _resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(_load)

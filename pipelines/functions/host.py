@@ -26,10 +26,12 @@ import pyarrow as pa
 from pipelines.errors import HaltError
 from pipelines.functions.child import ANSWER, FAILED, REQUEST
 from pipelines.functions.code import archive_of, unpack
+from pipelines.functions.spark_errors import LOST
 from pipelines.functions.spec import PYTHON_DIED, Function
 
-_CHILD = Path(__file__).with_name("child.py")
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
+_CHILD = [str(Path(__file__).with_name("child.py"))]
+_SPARK_CHILD = ["-m", "pipelines.functions.spark_child"]
+_PASSED_ON = ("PATH", "JAVA_HOME", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
 _MIB = 1024 * 1024
 _ENDING_SECONDS = 5.0
 _PIPE_BYTES = _MIB
@@ -42,10 +44,12 @@ Failure = tuple[int, str, str]
 class Limits:
     """Limits of a host. `start_seconds`: for its imports. `restart_bytes`: resident memory after a call from which on it is started anew.
 
-    `address_bytes`: address space, beyond which the function's allocations fail.
+    `address_bytes`: address space, beyond which the function's allocations fail; not of a host with a JVM, whose heap is limited.
+    `spark_start_seconds`: for a session of Spark and its first job.
     """
 
     start_seconds: float = 60.0
+    spark_start_seconds: float = 180.0
     restart_bytes: int = 1024 * _MIB
     address_bytes: int = 4096 * _MIB
 
@@ -114,7 +118,8 @@ class Host:
         variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # The order of sets of texts must not differ from process to process.
         variables |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1", "TZ": "UTC"}
-        command, pipe = [sys.executable, "-s", str(_CHILD)], subprocess.PIPE
+        has_spark = self.function.mode == "pyspark"
+        command, pipe = [sys.executable, "-s", *(_SPARK_CHILD if has_spark else _CHILD)], subprocess.PIPE
         self._process = subprocess.Popen(  # noqa: S603
             command, bufsize=0, stdin=pipe, stdout=pipe, env=variables, cwd=directory, start_new_session=True
         )
@@ -127,9 +132,9 @@ class Host:
             "mode": self.function.mode,
             "inputs": self.function.input_schema.serialize().to_pybytes().hex(),
             "outputs": self.function.output_schema.serialize().to_pybytes().hex(),
-            "address_bytes": self._limits.address_bytes,
+            "address_bytes": 0 if has_spark else self._limits.address_bytes,
         }
-        self._exchange([json.dumps(start).encode() + b"\n"], self._limits.start_seconds)
+        self._exchange([json.dumps(start).encode() + b"\n"], self._limits.spark_start_seconds if has_spark else self._limits.start_seconds)
         if self._resident > self._limits.restart_bytes:
             taken = f"takes {self._resident // _MIB:,} MiB before its first record"
             raise CallFailedError(PYTHON_DIED, f"{taken}, and may take {self._limits.restart_bytes // _MIB:,}")
@@ -190,7 +195,10 @@ class Host:
         except TimeoutError:
             raise CallTimeoutError(f"takes longer than {seconds:g} s") from None
         if status == FAILED:
-            raise CallFailedError(*json.loads(bytes(content)))
+            code, message = json.loads(bytes(content))
+            if code == LOST:
+                raise HaltError(f"calling function {self.function.reference}: it {message}")
+            raise CallFailedError(code, message)
         self._resident = resident
         return content
 

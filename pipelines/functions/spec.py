@@ -3,14 +3,15 @@
 import re
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from importlib.metadata import version
+from typing import Literal, get_args
 
 import pyarrow as pa
 
 from pipelines.functions import REFERENCE
 from pipelines.types.fields import SOURCE_TYPES
 
-Mode = Literal["batch", "row"]
+Mode = Literal["batch", "row", "pyspark"]
 PYTHON_ERROR, PYTHON_ROWS, PYTHON_TIMEOUT, PYTHON_DIED = "python_error", "python_rows", "python_timeout", "python_died"
 CODES = frozenset({PYTHON_ERROR, PYTHON_ROWS, PYTHON_TIMEOUT, PYTHON_DIED})
 HOST_CODES = frozenset({PYTHON_TIMEOUT, PYTHON_DIED})
@@ -34,7 +35,7 @@ class Function:
             raise ValueError(f"{self.reference!r} is no function: write package.module:name")
         if (
             not _DIGEST.fullmatch(self.code)
-            or self.mode not in ("batch", "row")
+            or self.mode not in get_args(Mode)
             or self.timeout_ms <= 0
             or not self.inputs
             or not self.outputs
@@ -51,6 +52,11 @@ class Function:
     @property
     def output_schema(self) -> pa.Schema:
         return pa.schema([(name, SOURCE_TYPES[kind].arrow) for name, kind in self.outputs])
+
+
+def spark_version() -> str:
+    """Return the version of PySpark, without importing it."""
+    return version("pyspark")
 
 
 def versions() -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pipelines.config import PipelineConfig
 from pipelines.config.base import Location
 from pipelines.config.fields import Passed, at_sink, checked, path_of
 from pipelines.config.sinks import FALLBACK_FIELDS
-from pipelines.config.transforms.python import PythonConfig
+from pipelines.config.transforms.python import FunctionConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
 
 def _names_read(passed: Passed) -> set[str]:
     config = passed.transform.config
-    if isinstance(config, PythonConfig) and not config.input:
+    if isinstance(config, FunctionConfig) and not config.input:
         return {*passed.before}
     names = {name for _, named in config.fields_read() for name in named}
     return names.union(*(checked(asked, passed.before, config.language).fields for asked in config.expressions()))

@@ -16,6 +16,7 @@ from uuid import uuid4
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.config.fields import all_passed
 from pipelines.config.text import path_text
+from pipelines.config.transforms.python import FunctionConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
 from pipelines.connectors.sinks import Sink, Table
@@ -69,9 +70,9 @@ def check_functions(config: PipelineConfig) -> None:
     """Raise ConfigurationError if the code of a function is missing, cannot be imported, or returns other fields than declared."""
     faults = []
     for passed in all_passed(config):
-        if passed.transform.type == "python":
+        if isinstance(passed.transform.config, FunctionConfig):
             try:
-                kinds()["python"].of_file(passed.transform.config, passed.before, {})
+                kinds()[passed.transform.type].of_file(passed.transform.config, passed.before, {})
             except ValueError as error:
                 faults.append(Fault(f"transforms[{passed.index}].config.function", str(error)))
     if faults:

@@ -54,6 +54,9 @@ DRIVER_EXCEPTIONS = {
 }
 
 SPARK_EXCEPTIONS = {
+    "pipelines.functions.spark_child": "a program of its own: the host of functions over DataFrames, with its session",
+    "pipelines.functions.spark_daemon": "Spark's own daemon, with what UDFs need imported",
+    "pipelines.functions.spark_rows": "part of that program",
     "pipelines.runner.epochs": "starts the query of a run on the session that it is given",
     "pipelines.runner.runner": "type of the session that it has built",
     "pipelines.runner.spark_engine": "opens the session of a run, and asks how many slots it has",
@@ -212,9 +215,14 @@ def test_spark_is_imported_where_sessions_are_made_or_passed_on(module: str) -> 
 
 
 @for_each(modules("pipelines", "dagster_project"))
-def test_only_the_engine_builds_a_session(module: str) -> None:
+def test_nothing_imports_the_program_with_a_session_of_its_own(module: str) -> None:
+    assert not under(imports(module), "pipelines.functions.spark_child")
+
+
+@for_each(modules("pipelines", "dagster_project"))
+def test_only_the_engine_and_function_hosts_build_a_session(module: str) -> None:
     builds = any(isinstance(node, ast.Attribute) and dotted(node) == "SparkSession.builder" for node in ast.walk(tree(module)))
-    assert builds == (module == "pipelines.engine.session")
+    assert builds == (module in ("pipelines.engine.session", "pipelines.functions.spark_child"))
 
 
 @for_each(modules("pipelines", "dagster_project"))

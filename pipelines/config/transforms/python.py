@@ -27,14 +27,10 @@ class FunctionOutput(Model):
     unit: Unit | None = ours(None, "Unit since 1970 of a number that becomes a DateTime or DateTime64. Default: `s`.")
 
 
-class PythonConfig(TransformConfig):
+class FunctionConfig(TransformConfig):
     """The function, and its fields."""
 
     function: Reference = ours(..., "The function, as `package.module:name`; the module lies beside the pipeline file.")
-    mode: Literal["batch", "row"] = ours(
-        "batch",
-        "What the function takes and returns: a `pyarrow.RecordBatch`, or for each record a dict; `None` for a dict drops the record.",
-    )
     input: tuple[FieldPath, ...] = ours((), "The fields that the function reads. Default: all fields before it.")
     output: Annotated[tuple[FunctionOutput, ...], Field(min_length=1)] = ours(..., "The fields that it returns; all other fields stay.")
     timeout: Window = ours(timedelta(seconds=30), "Longest time of one call; a record on which it takes longer becomes a dead letter.")
@@ -78,6 +74,15 @@ class PythonConfig(TransformConfig):
                 yield ("output", index, "name"), "the name _row and names that start with _tf_ are reserved"
         if self.timeout < timedelta(milliseconds=1):
             yield ("timeout",), "must be at least 1ms"
+
+
+class PythonConfig(FunctionConfig):
+    """The function, and its fields."""
+
+    mode: Literal["batch", "row"] = ours(
+        "batch",
+        "What the function takes and returns: a `pyarrow.RecordBatch`, or for each record a dict; `None` for a dict drops the record.",
+    )
 
 
 class PythonTransform(TransformModel):

@@ -3,10 +3,10 @@
 The program names the function's code by its digest, so that a plan is finished with the code with which it was begun.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ class Python(Step):
 
     name = "python"
     stage = "python"
+    modes: ClassVar[tuple[Mode, ...]] = ("batch", "row")
     outcomes = (DROPPED_BY_FUNCTION, REJECTED)
 
     function: str
@@ -50,12 +51,14 @@ class Python(Step):
         outputs = tuple((output.name, output.type) for output in config.output)
         digest = pack(config.directory, config.function.partition(":")[0], config.files)
         timeout_ms = config.timeout // timedelta(milliseconds=1)
-        made = cls(config.function, digest, config.mode, inputs, outputs, timeout_ms, *versions())
+        made = cls(config.function, digest, getattr(config, "mode", cls.modes[0]), inputs, outputs, timeout_ms, *cls.versions_here())
         HOSTS.check(made.called)
         return made
 
     def __post_init__(self) -> None:
         """Raise ValueError for what may not be called: a writer to the ledger must not decide more than a function."""
+        if self.mode not in self.modes:
+            raise ValueError(f"{self.function}: mode {self.mode!r} is none of {self.name}")
         if faults := check_fields([ParsedField(name, kind) for name, kind in self.called.outputs if kind != "timestamp"]):
             raise ValueError("; ".join(faults))
 
@@ -90,14 +93,27 @@ class Python(Step):
         dropped = rows.num_rows - kept.num_rows - rejected.num_rows
         return StageOutput(pa.table(columns), rejected, {DROPPED_BY_FUNCTION.total: dropped})
 
+    @classmethod
+    def versions_here(cls) -> tuple[str, ...]:
+        """Return the versions that a plan is finished with, in the order of the fields that name them."""
+        return versions()
+
+    @property
+    def planned_versions(self) -> tuple[str, ...]:
+        return self.python, self.pyarrow
+
     def _check_versions(self) -> None:
-        here = versions()
-        if (self.python, self.pyarrow) != here:
+        here = self.versions_here()
+        if self.planned_versions != here:
             raise HaltError(
-                f"calling function {self.function}: its records were planned under Python {self.python} with pyarrow {self.pyarrow}, this "
-                f"is Python {here[0]} with pyarrow {here[1]}, which may give other values. Run it once under the versions before, with "
-                "--until-caught-up; every worker needs the same versions"
+                f"calling function {self.function}: its records were planned under {_named(self.planned_versions)}, this is "
+                f"{_named(here)}, which may give other values. Run it once under the versions before, with --until-caught-up; "
+                "every worker needs the same versions"
             )
+
+
+def _named(versions: Sequence[str]) -> str:
+    return " with ".join(f"{name} {version}" for name, version in zip(("Python", "pyarrow", "pyspark"), versions, strict=False))
 
 
 STEP = Python

@@ -122,7 +122,7 @@ def _through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted:
             rows = _routed(step, fields, rows)
         if step.name == "compute":
             made, parameters = _compute(step, fields, indexes)
-        elif step.name == "python":
+        elif step.name in ("python", "pyspark"):
             made, parameters = _python(step, fields, indexes)
         else:
             parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from support.programs import program
@@ -21,13 +22,15 @@ from pipelines.config.order import in_order
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.functions import code
 from pipelines.functions.code import pack
-from pipelines.functions.spec import versions
+from pipelines.functions.spec import spark_version, versions
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import frames_of, of_lines
 from pipelines.preview.run import preview
 from pipelines.process import frames, stage_config
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Made, Program, run
+from pipelines.process.steps import Context
+from pipelines.process.steps.pyspark import PySpark
 from pipelines.process.steps.python import Python
 from pipelines.proof.readers.frames import batch_of
 from pipelines.proof.verification.record_columns import parts_read
@@ -189,6 +192,19 @@ def test_another_version_of_pyarrow_halts_with_both(step: Step) -> None:
     whole["steps"][0]["pyarrow"] = "1.0"
     with pytest.raises(HaltError, match=r"with pyarrow 1\.0, this is Python 3"):
         made_by(Program.decode(whole), frame_of(record(1, "a")))
+
+
+def test_another_version_of_pyspark_halts_with_both() -> None:
+    planned = PySpark("own:f", "0" * 64, "pyspark", FIELDS, FIELDS, 20_000, *versions(), "3.5.0")
+    halts = pytest.raises(HaltError, match=rf"with pyspark 3\.5\.0, this is Python 3.* with pyspark {spark_version()}")
+    with open_engine() as engine, halts:
+        planned.apply(Context(engine), pa.table({"id": [1]}))
+
+
+@pytest.mark.parametrize(("kind", "mode", "more"), [(Python, "pyspark", ()), (PySpark, "batch", ("4.3.0",))])
+def test_a_step_takes_only_its_own_modes(kind: Any, mode: Any, more: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"mode '{mode}' is none of {kind.name}"):
+        kind("own:f", "0" * 64, mode, FIELDS, FIELDS, 20_000, *versions(), *more)
 
 
 # -- the file -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,222 @@
+"""The function host of a function over DataFrames: a process with a Spark session of its own, on this host alone. Run as a module.
+
+In and out: as of `child`. Kept: one physical plan, made of the function's plan at start, which is executed for each batch over other rows
+(measured: planning and a DataFrame of new rows cost 90 ms a call, the job alone 13). The JVM ends with this process, also with one that is
+killed: its standard input closes then.
+"""
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit, raise_error
+from pyspark.sql.pandas.types import from_arrow_type
+
+from pipelines.functions.child import ROW, DescribedError, Failure, RowsError, described, imported, main
+from pipelines.functions.spark_errors import LOST, NO_ACTION, described_spark
+from pipelines.functions.spark_plan import RefusedError, Rewriting, check, items, python_udfs
+from pipelines.functions.spark_rows import Rows, to_declared, to_spark
+
+_HEAP = "1g"
+_BATCH_SIZE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.retainedJobs": "5",
+    "spark.ui.retainedStages": "5",
+    "spark.ui.retainedTasks": "5",
+    "spark.sql.ui.retainedExecutions": "5",
+    "spark.authenticate": "true",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": _HEAP,
+    "spark.python.daemon.module": "pipelines.functions.spark_daemon",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Spark would evaluate a short list of rows while it plans; ours come with each call.
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+    "spark.sql.session.timeZone": "UTC",
+}
+_ATTEMPTS = 3
+"""Calls of one row that must all end a worker of Spark: it may also be killed from outside."""
+_JVM_HAS_ENDED = 3
+"""The exit code of this process when its JVM is gone."""
+
+
+class DataFrameHost:
+    """The function as one plan. `schemas`: those of the declared inputs and outputs. Raise RefusedError or RowsError for another plan."""
+
+    def __init__(self, session: SparkSession, function: Callable[[Any], Any], schemas: tuple[pa.Schema, pa.Schema], scratch: Path) -> None:
+        inputs, self._outputs = schemas
+        self._answered = self._outputs.insert(0, pa.field(ROW, pa.uint32()))
+        argument = session.createDataFrame(pa.table([pa.nulls(1, field.type) for field in to_spark(inputs)], schema=to_spark(inputs)))
+        # One row that no action survives: an action at load would make a constant of what it reads.
+        argument = argument.where(raise_error(lit(NO_ACTION)).isNull())
+        returned = function(argument)
+        if not isinstance(returned, DataFrame):
+            raise RowsError(f"returns {type(returned).__name__}, no DataFrame")
+        if not session._jsparkSession.sharedState().cacheManager().isEmpty():
+            raise RefusedError("caches a DataFrame: leave out cache() and persist(), each batch has other rows")
+        plan, given = _analyzed(returned), _analyzed(argument)
+        check(plan, given)
+        self._rows = Rows(session, inputs, scratch)
+        rewriting = Rewriting(session._jvm, given, self._rows.leaf(items(given.output())), self._rows.position)
+        wanted = rewriting.of(plan, _declared(plan, self._outputs))
+        self._whole = self._rows.frame(wanted)
+        self._has_udfs = next(python_udfs(plan), None) is not None
+        self._alone = self._whole
+        if self._has_udfs:
+            session.conf.set(_BATCH_SIZE, "1")
+            self._alone = self._rows.frame(wanted)
+            session.conf.unset(_BATCH_SIZE)
+
+    def answer(self, batch: pa.RecordBatch, alone: bool) -> tuple[pa.Table, list[Failure]]:
+        """Return the rows that pass, with ROW, and the failures, as `child.Host` does.
+
+        `alone`: a UDF gets one row at a time. Without UDFs no expression of the plan can see another row.
+        """
+        table = self._rows.numbered(batch)
+        with _ending_with_the_jvm():
+            return self._each(table) if alone else (self._run(self._whole, table), [])
+
+    def _each(self, table: pa.Table) -> tuple[pa.Table, list[Failure]]:
+        """Return what becomes of each row. Raise DescribedError if a row fails in a plan with UDFs: who calls then calls for fewer rows."""
+        try:
+            return self._run(self._alone, table), []
+        except DescribedError:
+            if self._has_udfs:
+                raise
+        return self._without_failing(table)
+
+    def _without_failing(self, table: pa.Table) -> tuple[pa.Table, list[Failure]]:
+        numbers = table.column(0).to_pylist()
+        faults = self._rows.faults(self._whole, table)
+        kept = [place for place in range(table.num_rows) if place not in faults]
+        rows, refused = self._by_type(table.take(pa.array(kept, pa.int64())))
+        return rows, [*((numbers[place], *described_spark(fault)) for place, fault in faults.items()), *refused]
+
+    def _by_type(self, table: pa.Table) -> tuple[pa.Table, list[Failure]]:
+        """Return what becomes of rows over which Spark itself fails no more; an output may still be outside its declared type."""
+        try:
+            return self._run(self._whole, table), []
+        except DescribedError as error:
+            if table.num_rows == 1:
+                return self._answered.empty_table(), [self._failure(table, error)]
+        half = table.num_rows // 2
+        parts = [self._by_type(part) for part in (table.slice(0, half), table.slice(half))]
+        return pa.concat_tables([rows for rows, _ in parts]), [failure for _, failures in parts for failure in failures]
+
+    def _failure(self, table: pa.Table, error: DescribedError) -> Failure:
+        return table.column(0)[0].as_py(), error.code, error.message
+
+    def _run(self, frame: DataFrame, table: pa.Table) -> pa.Table:
+        """Return ROW and the outputs. Raise DescribedError if a row fails, or if a position is lost."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                returned = self._rows.run(frame, table)
+                break
+            except (PySparkException, Py4JJavaError) as error:
+                code, message = described_spark(error)
+                if code != "python_died" or table.num_rows > 1 or attempt == _ATTEMPTS:
+                    raise DescribedError(code, message) from error
+        check_positions(table.column(0).to_pylist(), returned.column(0).to_pylist())
+        try:
+            columns = [to_declared(returned.column(field.name), field) for field in self._outputs]
+        except RowsError as error:
+            raise DescribedError(*described(error)) from error
+        return pa.table([returned.column(0).cast(pa.uint32()), *columns], schema=self._answered)
+
+
+def check_positions(given: list[int], returned: list[int]) -> None:
+    """Raise DescribedError with LOST unless the rows returned are some of those given, none twice, in order."""
+    left = iter(given)
+    if not all(number in left for number in returned):
+        raise DescribedError(
+            LOST, "has lost the positions of its records: Spark returned rows that are not those it was given, in their order"
+        )
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _declared(plan: Any, outputs: pa.Schema) -> list[Any]:
+    """Return the attributes of the declared outputs. Raise RowsError for one that is missing, there twice, or of another type."""
+    attributes = items(plan.output())
+    chosen = []
+    for field in outputs:
+        found = [attribute for attribute in attributes if attribute.name() == field.name]
+        if len(found) != 1:
+            columns = ", ".join(attribute.name() for attribute in attributes)
+            raise RowsError(f"returns {len(found) or 'no'} column{'s' * (len(found) > 1)} {field.name!r}, of the columns {columns}")
+        wanted, kind = to_spark_name(field), found[0].dataType().simpleString()
+        if kind != wanted:
+            raise RowsError(
+                f"returns {field.name!r} as {kind}, declared is {field.type}, which is {wanted} in Spark: cast it, or declare its type"
+            )
+        chosen.append(found[0])
+    return chosen
+
+
+def to_spark_name(field: pa.Field) -> str:
+    """Return Spark's name of the type in which an output must come."""
+    return from_arrow_type(to_spark(pa.schema([field])).field(0).type).simpleString()
+
+
+@contextmanager
+def _ending_with_the_jvm() -> Iterator[None]:
+    """End this process if its JVM is gone: a new one takes a new process."""
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JNetworkError, Py4JError, ConnectionError, EOFError):
+        os._exit(_JVM_HAS_ENDED)
+
+
+def start_session(root: Path, scratch: Path) -> SparkSession:
+    """Start the session of this process, for one task at a time."""
+    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    # UDFs travel by the names of their modules.
+    os.environ |= {"PYTHONPATH": str(root), "TMPDIR": str(scratch)}
+    log = Path(__file__).with_name("log4j2.properties").as_uri()
+    options = [
+        *("-XX:+UseSerialGC", "-XX:MaxMetaspaceSize=384m", "-XX:ReservedCodeCacheSize=128m", "-XX:+ExitOnOutOfMemoryError"),
+        f"-Dlog4j2.configurationFile={log}",
+        f"-Djava.io.tmpdir={scratch}",
+    ]
+    builder = SparkSession.builder.appName("tallyflow-function").master("local[1]")
+    here = {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
+    for key, value in {**_SETTINGS, **here, "spark.driver.extraJavaOptions": shlex.join(options)}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    # It writes each error of a record, with the stack of the JVM, to the standard error.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+    return session
+
+
+def load(start: dict[str, Any], schemas: tuple[pa.Schema, pa.Schema]) -> DataFrameHost:
+    """Return the host of a function, which is imported in its session: UDFs are made with one. Raise DescribedError in Spark's words."""
+    scratch = Path(mkdtemp(dir=start["root"], prefix="_tf_"))
+    session = start_session(Path(start["root"]), scratch)
+    try:
+        return DataFrameHost(session, imported(start), schemas, scratch)
+    except RefusedError as error:
+        raise DescribedError("python_rows", str(error)) from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise DescribedError(*described_spark(error)) from error
+
+
+if __name__ == "__main__":
+    main(load)

@@ -1,0 +1,146 @@
+"""Functions over DataFrames in their hosts: types, rows at fault, and what a UDF that raises, hangs or ends its process takes down."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from pipelines.functions.calls import Called, Hosts
+from pipelines.functions.code import pack
+from pipelines.functions.host import Host
+from pipelines.functions.spec import Function
+from pipelines.types.fields import SOURCE_TYPES
+
+KINDS = [kind for kind, source in SOURCE_TYPES.items() if not source.is_json_text]
+PLAIN = """
+from pyspark.sql import DataFrame, functions as F
+def f(df: DataFrame) -> DataFrame:
+    ids = F.col("id")
+    return df.where(ids != 2).withColumns({"x": (F.lit(100) / (ids - 7)), "small": (ids * 100).cast("smallint")})
+"""
+UDF = """
+import os, time
+from pyspark.sql import DataFrame, functions as F
+@F.udf("bigint")
+def tried(n):
+    if n == 7: raise ValueError("seven")
+    if n == 8: os._exit(3)
+    while n == 9: time.sleep(1)
+    return n + 1
+@F.pandas_udf("bigint")
+def together(n):
+    return n * 0 + len(n)
+def f(df: DataFrame) -> DataFrame:
+    return df.select(tried("id").alias("x"), together("id").alias("count"))
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    made = Hosts()
+    yield made
+    made.close()
+
+
+def function(directory: Path, source: str, inputs: list[tuple[str, str]], outputs: list[tuple[str, str]]) -> Function:
+    (directory / "own.py").write_text(source)
+    return Function("own:f", pack(directory, "own", ()), "pyspark", tuple(inputs), tuple(outputs), 8_000)
+
+
+def values(called: Called, name: str = "x") -> dict[int, object]:
+    return dict(zip(called.passed.tolist(), called.outputs.column(name).to_pylist(), strict=True))
+
+
+def codes(called: Called) -> dict[int, str]:
+    return {row: code for row, code, _ in called.failures}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Function:
+    kinds = [(f"of_{kind}", kind) for kind in KINDS]
+    outputs = [("x", "float64"), ("small", "uint8"), *kinds]
+    return function(tmp_path_factory.mktemp("plain"), PLAIN, [("id", "int64"), *kinds], outputs)
+
+
+def rows(of: Function, ids: list[int], **extremes: object) -> pa.Table:
+    columns = {field.name: pa.array([extremes.get(field.name)] * len(ids), field.type) for field in of.input_schema}
+    return pa.table(columns | {"id": pa.array(ids, pa.int64())}, schema=of.input_schema)
+
+
+def test_values_of_every_type_return_as_they_were(plain: Function, hosts: Hosts) -> None:
+    most: dict[str, object] = {
+        **{f"of_int{bits}": -(2 ** (bits - 1)) for bits in (8, 16, 32, 64)},
+        **{f"of_uint{bits}": 2**bits - 1 for bits in (8, 16, 32, 64)},
+        "of_int": 2**63 - 1,
+        "of_uint": 2**64 - 1,
+        "of_float": 1e308,
+        "of_float64": -0.1,
+        "of_float32": 0.5,
+        "of_string": "Ünïcode\0",
+        "of_bytes": b"\xff\0",
+        "of_bool": True,
+        "of_timestamp": datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    }
+    called = hosts.call(plain, pa.concat_tables([rows(plain, [1], **most), rows(plain, [1])]))
+    first, second = called.outputs.to_pylist()
+    assert {name: value for name, value in first.items() if name.startswith("of_")} == most
+    assert {value for name, value in second.items() if name.startswith("of_")} == {None}
+
+
+def test_rows_fail_alone_and_filtered_rows_are_dropped(plain: Function, hosts: Hosts) -> None:
+    called = hosts.call(plain, rows(plain, [1, 2, 3, 7, 0] + [1] * 300))
+    assert codes(called) == {2: "python_rows", 3: "python_error"}
+    assert called.passed.tolist() == [0, *range(4, 305)]
+    messages = {row: message for row, _, message in called.failures}
+    assert "own:f returns 'small' outside of uint8: Integer value 300 not in range" in messages[2]
+    assert messages[3].startswith("own:f raises [DIVIDE_BY_ZERO] Division by zero.")
+    assert "SQLSTATE" not in messages[3]
+
+
+def test_a_batch_of_which_every_row_fails_is_looked_through(plain: Function, hosts: Hosts) -> None:
+    called = hosts.call(plain, rows(plain, [7] * 500))
+    assert codes(called) == dict.fromkeys(range(500), "python_error")
+
+
+def test_the_jvm_ends_with_a_host_that_is_killed(plain: Function) -> None:
+    host = Host(plain)
+    try:
+        host.start()
+        assert host.pid is not None
+        jvms = [child for child in psutil.Process(host.pid).children(recursive=True) if "java" in child.name()]
+        assert len(jvms) == 1
+        os.kill(host.pid, signal.SIGKILL)
+        assert psutil.wait_procs(jvms, timeout=30)[1] == []
+    finally:
+        host.close()
+
+
+def test_a_udf_takes_down_nothing_but_its_rows(tmp_path: Path, hosts: Hosts) -> None:
+    of = function(tmp_path, UDF, [("id", "int64")], [("x", "int64"), ("count", "int64")])
+    together = hosts.call(of, rows(of, [1, 2, 3]))
+    assert (values(together), values(together, "count")) == ({0: 2, 1: 3, 2: 4}, {0: 3, 1: 3, 2: 3})
+    assert values(hosts.call_alone(of, rows(of, [1, 2, 3])), "count") == {0: 1, 1: 1, 2: 1}
+    raised, died = hosts.call(of, rows(of, [1, 7])), hosts.call(of, rows(of, [8]))
+    assert (values(raised), codes(raised), codes(died)) == ({0: 2}, {1: "python_error"}, {0: "python_died"})
+    messages = [message for _, _, message in (*raised.failures, *died.failures)]
+    assert messages == ["own:f raises ValueError: seven with id = 7", "own:f ends the process of a UDF with id = 8"]
+    assert codes(hosts.call(of, rows(of, [9]))) == {0: "python_timeout"}
+    assert values(hosts.call(of, rows(of, [5]))) == {0: 6}
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, hosts: Hosts) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "functions-pyspark.md").read_text()
+    code = re.search("```python\n(.*?)```", page, re.DOTALL)
+    assert code
+    of = function(
+        tmp_path, f"{code[1]}\n\nf = priced\n", [("order_id", "string"), ("price", "float")], [("shop", "string"), ("gross", "float64")]
+    )
+    called = hosts.call(of, pa.table({"order_id": ["de-1", "x"], "price": [2.0, 0.0]}))
+    assert called.passed.tolist() == [0]
+    assert called.outputs.to_pylist() == [{"shop": "de", "gross": 2.38}]
