@@ -29,9 +29,10 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.compile import compile_program
 from pipelines.process.frames import process_frames
 from pipelines.process.items import ProcessItem
-from pipelines.process.program import Program, compile_program, run
+from pipelines.process.program import Program, run
 from pipelines.process.steps import Context, Step
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined

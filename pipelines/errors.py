@@ -81,7 +81,14 @@ class StateDamagedError(HaltError):
 
 
 class FunctionHaltError(HaltError):
-    """A function in Python hangs, or ends its process, on record after record: to find each of them would take too long."""
+    """A function of the user's own hangs, or ends its process, on record after record: to find each of them would take too long.
+
+    `stage`: of the dead letters of its records.
+    """
+
+    def __init__(self, message: str, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
 class NotSupportedError(HaltError):

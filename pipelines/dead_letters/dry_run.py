@@ -23,9 +23,10 @@ from pipelines.errors import HaltError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.compile import compile_program
 from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.frames import frame_times
-from pipelines.process.program import Program, compile_program, run
+from pipelines.process.program import Program, run
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DROPPED, label_of

@@ -199,7 +199,8 @@ class _Search:
         raise FunctionHaltError(
             f"calling function {self._host.function.reference}: it {error}, {often} over one batch. No record of the batch became a dead "
             "letter, and none is lost. If the host was too slow, start again; else `tallyflow run FILE --accept` makes dead letters of the "
-            "records that are planned, without calling it again"
+            "records that are planned, without calling it again",
+            self._host.function.stage,
         )
 
     def _parts(self, batch: pa.RecordBatch, count: int) -> Called:

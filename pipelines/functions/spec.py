@@ -30,6 +30,11 @@ class Function:
     outputs: tuple[tuple[str, str], ...]
     timeout_ms: int
 
+    @property
+    def stage(self) -> str:
+        """The stage of the dead letters of its records."""
+        return "pyspark" if self.mode == "pyspark" else "python"
+
     def __post_init__(self) -> None:
         if not re.fullmatch(REFERENCE, self.reference):
             raise ValueError(f"{self.reference!r} is no function: write package.module:name")

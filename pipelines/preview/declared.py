@@ -2,7 +2,8 @@
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.sinks import Table, TableColumn, declared_columns
-from pipelines.process.program import Program, compile_program
+from pipelines.process.compile import compile_program
+from pipelines.process.program import Program
 from pipelines.runner.preflight import check_supported, check_types
 
 

@@ -12,7 +12,6 @@ from pipelines.functions.spec import PYTHON_TIMEOUT
 from pipelines.process.buckets import subjects_of
 from pipelines.process.isolation import COUNTED, Decided
 from pipelines.process.program import Program
-from pipelines.process.steps.python import Python
 from pipelines.protocol.append import last_position
 from pipelines.protocol.naming import bucket_of_partition
 from pipelines.protocol.positions import Position
@@ -29,7 +28,7 @@ def given_up(
     """
     known = {(place[0], place[1]) for place in decided if len(place) == COUNTED}
     written: dict[int, Position] = {}
-    reason = [_stage_of(config, error), f"given up with --accept, without a call: {str(error).partition('. ')[0]}", PYTHON_TIMEOUT]
+    reason = [error.stage, f"given up with --accept, without a call: {str(error).partition('. ')[0]}", PYTHON_TIMEOUT]
     found: list[list[Any]] = []
     for frame in frames:
         partition = int(frame.subject.rpartition(".")[2])
@@ -41,12 +40,6 @@ def given_up(
         if frame.sequence >= last.sequence and first < frame.rows and (frame.sequence, first) not in known:
             found.append([frame.sequence, first, partition, *reason, frame.rows - first])
     return found
-
-
-def _stage_of(config: Program, error: FunctionHaltError) -> str:
-    """Return the stage of the function that the error names."""
-    stages = {step.called.reference: step.stage for step in config.steps if isinstance(step, Python)}
-    return next(stage for reference, stage in stages.items() if f" {reference}: " in str(error))
 
 
 def _last_written(connections: Connections, bucket: int) -> Position:

@@ -10,36 +10,28 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import KafkaSource, PipelineConfig
 from pipelines.config.fields import common
-from pipelines.config.order import in_order
-from pipelines.config.sinks import FALLBACK_FIELDS
-from pipelines.config.sources import KafkaColumn, SchemaField
-from pipelines.config.text import path_text
-from pipelines.config.transforms import Transform
-from pipelines.errors import ConfigurationError, Fault, HaltError
+from pipelines.errors import HaltError
 from pipelines.process.arrivals import SOURCE_COLUMN, Arrived, records_of, sourced_records_of
-from pipelines.process.computed import stored
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
 from pipelines.process.mapping.step import TargetColumn
 from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
-from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
+from pipelines.process.steps.mapping import MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.positions import in_position_order
-from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, joined
+from pipelines.protocol.records import StageOutput, joined
 from pipelines.protocol.topology import SINK
-from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
@@ -332,120 +324,3 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
     """Add `more` to `counts`, name by name."""
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count
-
-
-class ColumnFacts(Protocol):
-    """A column of the table, as ClickHouse describes it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def default_kind(self) -> str: ...
-
-
-class TableFacts(Protocol):
-    """The facts of its table that a program needs."""
-
-    @property
-    def database(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def columns(self) -> Sequence[ColumnFacts]: ...
-
-
-def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Program:
-    """Return the program of `config` for its sinks' tables as they are now. Raise ConfigurationError if a step does not fit its input.
-
-    Nullness and DEFAULTs are taken from the tables, types from the mappings. A column that a mapping declares by its base type may be
-    Nullable in the table (GlassFlow's files do so).
-    """
-    faults: list[Fault] = []
-    transforms = in_order(config)
-    is_only = len(config.sources) == 1
-    lanes = [_Compiled.of_source(faults, index, source) for index, source in enumerate(config.sources)]
-    for source, lane in zip(config.sources, lanes, strict=True):
-        lane.add_all([entry for entry in transforms if entry[1].source_id == source.source_id and not is_only])
-    shared = _Compiled.of_union(faults, lanes)
-    shared.add_all([entry for entry in transforms if entry[1].source_id is None or is_only])
-    targets: list[MapToTable] = []
-    for seen, table in zip(config.by_sink, tables, strict=True):
-        try:
-            targets.append(_mapping(seen, shared.known, shared.units, table))
-            targets[-1].check({**shared.known, **(FALLBACK_FIELDS if targets[-1].refused_by else {})})
-        except ValueError as error:
-            faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
-    if faults:
-        raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
-    made = (Lane(source.source_id, source.topic, tuple(lane.steps)) for source, lane in zip(config.sources, lanes, strict=True))
-    return Program(RELEASE, config.buckets, tuple(made), (*shared.steps, MapToTables(tuple(targets))))
-
-
-@dataclass
-class _Compiled:
-    """Steps as they are compiled, and the fields behind them with their types and units. `faults`: of the whole file."""
-
-    faults: list[Fault]
-    known: Columns
-    units: Mapping[str, str]
-    steps: list[Step] = field(default_factory=list)
-
-    @classmethod
-    def of_source(cls, faults: list[Fault], index: int, source: KafkaSource) -> "_Compiled":
-        """Return the parse of a source."""
-        declared: Sequence[SchemaField | KafkaColumn] = (*source.schema_fields, *source.columns)
-        lane = cls(faults, {}, {one.name: one.unit for one in declared if one.unit})
-        lane.add(f"sources[{index}].schema_fields", lambda: Parse.of_source(source))
-        return lane
-
-    @classmethod
-    def of_union(cls, faults: list[Fault], lanes: "Sequence[_Compiled]") -> "_Compiled":
-        """Return what follows the lanes: no step yet, over the fields that all of them have, counted in the same unit."""
-        known = common([lane.known for lane in lanes])
-        for name in known:
-            if len(units := {lane.units.get(name, "no unit") for lane in lanes}) > 1:
-                faults.append(
-                    Fault("sources", f"the field {name} has different units: {', '.join(sorted(units))}; give it one in all sources")
-                )
-        return cls(faults, known, {name: unit for name, unit in lanes[0].units.items() if name in known})
-
-    def add_all(self, transforms: Sequence[tuple[int, Transform]]) -> None:
-        """Add transforms, each with its index in the file."""
-        for index, transform in transforms:
-            kind = kinds()[transform.step or transform.type]
-            self.add(f"transforms[{index}]", partial(kind.of_file, transform.config, self.known, self.units))
-            self.units = _units_after(transform, self.units)
-
-    def add(self, path: str, made: Callable[[], Step]) -> None:
-        """Add a step, or its fault."""
-        try:
-            self.steps.append(made())
-            self.known = self.steps[-1].columns_out(self.known)
-        except ValueError as error:
-            self.faults.append(Fault(path, str(error)))
-
-
-def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:
-    config = transform.config
-    made = {asked.name: asked.unit for asked in config.expressions()} if transform.computes else {}
-    made |= {one.name: one.unit for one in config.made()}
-    kept = {name: unit for name, unit in units.items() if config.keeps_fields and name not in made}
-    return kept | {name: unit for name, unit in made.items() if unit}
-
-
-def _mapping(config: PipelineConfig, fields: Columns, units: Mapping[str, str], table: TableFacts) -> MapToTable:
-    actual = {column.name: column for column in table.columns}
-    columns = []
-    for entry in config.sink.mapping:
-        column = actual[entry.column_name]
-        kind = str(parse_type(entry.column_type))
-        if column.type in (f"Nullable({kind})", f"LowCardinality(Nullable({kind}))"):
-            kind = column.type
-        has_default = column.default_kind == "DEFAULT"
-        columns.append(MappedColumn(entry.name, entry.column_name, kind, has_default, units.get(entry.name, "")))
-    conditions = [stored(asked.text, fields, config.sink.language, asked.type) for asked in config.sink.expressions()]
-    positions = tuple(name for name in POSITION_COLUMNS if name in actual)
-    when, refuser = conditions[0] if conditions else None, config.topology.refuser_of(config.sink_leg) or ""
-    return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, when, config.sink.default, refuser)

@@ -43,7 +43,7 @@ from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.private import private_directory
 from pipelines.process import stage_config
-from pipelines.process.program import compile_program
+from pipelines.process.compile import compile_program
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all

@@ -70,7 +70,7 @@ def _called(function: Function, structs: pa.Array | pa.ChunkedArray) -> Any:
     called = HOSTS.call_alone(function, rows)
     stages = np.full(rows.num_rows, "dropped.function", dtype=object)
     stages[called.passed] = None
-    stages[[row for row, _, _ in called.failures]] = "pyspark" if function.mode == "pyspark" else "python"
+    stages[[row for row, _, _ in called.failures]] = function.stage
     places = np.full(rows.num_rows, -1)
     places[called.passed] = np.arange(len(called.passed))
     chosen = pa.array(places, mask=places < 0)

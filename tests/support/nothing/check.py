@@ -12,7 +12,8 @@ from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.dead_letters.triage import STAGES
 from pipelines.errors import ConfigurationError
 from pipelines.process.arrivals import Arrived
-from pipelines.process.program import Program, compile_program, run
+from pipelines.process.compile import compile_program
+from pipelines.process.program import Program, run
 from pipelines.process.stage_config import load, store
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.proof.verification.steps import Wanted, statement_of

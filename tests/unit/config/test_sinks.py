@@ -73,7 +73,7 @@ def test_only_a_fallback_maps_the_reason() -> None:
 
 
 def test_a_function_does_not_go_with_a_fallback() -> None:
-    function = {"type": "python", "config": {"function": "f:g", "outputs": [{"name": "x", "type": "int"}]}}
+    function = {"type": "python", "config": {"function": "f:g", "output": [{"name": "x", "type": "int"}]}}
     found = faults_of({"id": "a", **FALLBACK}, {"id": "b"}, transforms=[function])
     assert "might answer otherwise" in found["transforms[0]"]
 

@@ -114,7 +114,7 @@ def test_every_further_table_is_an_asset_of_its_own(tmp_path: Path) -> None:
     assert parents(defs)["orders_demo/published_large"] == {"orders_demo/clickhouse_table", "orders_demo/clickhouse_table_large"}
 
 
-def test_the_table_of_a_fallback_descends_from_that_which_refuses(tmp_path: Path) -> None:
+def test_a_fallbacks_table_descends_from_the_one_that_refuses(tmp_path: Path) -> None:
     one = document()
     sink = one.pop("sink")
     mapping = [{"name": "order_id", "column_name": "id", "column_type": "String"}]

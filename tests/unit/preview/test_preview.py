@@ -15,7 +15,7 @@ from pipelines.preview.declared import declared_table
 from pipelines.preview.given import Given, frames_of, of_lines
 from pipelines.preview.readable import readable
 from pipelines.preview.run import Preview, preview
-from pipelines.process.program import compile_program
+from pipelines.process.compile import compile_program
 from pipelines.types.columns import parse_type, value_type
 
 FILE = """

@@ -1,6 +1,6 @@
 """Records that a stage ends on: what the stages make of a batch with some, and how a plan decides about them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from threading import Event
 from types import SimpleNamespace
@@ -62,7 +62,8 @@ def frame(sequence: int, *ids: int) -> Arrived:
 @pytest.mark.parametrize("place", range(3))
 def test_a_batch_goes_on_without_its_poison_records(place: int) -> None:
     whole = configuration(("id",))
-    steps = [ending(type(step))(**vars(step)) if at == place else step for at, step in enumerate(whole.steps)]
+    steps = list(whole.steps)
+    steps[place] = ending(type(steps[place]))(**{one.name: getattr(steps[place], one.name) for one in fields(steps[place])})
     with open_engine() as engine:
         made = run(of_steps(steps), engine, [frame(5, *range(40)), frame(6, 90, 91)])
     rows, dead_letters, counts = made.rows, made.dead_letters, made.counts
@@ -105,7 +106,7 @@ def test_a_plan_gives_up_what_is_not_written_yet(key: tuple[str, ...], given: li
     connections: Any = SimpleNamespace(names=NAMES, log=log, config=SimpleNamespace(topology=Topology.of(["orders"], [""])))
     messages = [frame(4, 1, 2, 3).message, frame(5, 1, 2, 3).message, frame(6, 1, 2).message]
     counted = [replace(one, headers={**one.headers, HEADER_ROWS: str(rows)}) for one, rows in zip(messages, (3, 3, 2), strict=True)]
-    error = FunctionHaltError("calling function own:f: it hangs. Start again")
+    error = FunctionHaltError("calling function own:f: it hangs. Start again", "python")
     found = given_up(connections, configuration(key), counted, [], error)
     assert [(place[0], place[1], place[6]) for place in found] == given
     assert found[0][2:6] == [0, "python", "given up with --accept, without a call: calling function own:f: it hangs", "python_timeout"]

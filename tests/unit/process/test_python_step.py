@@ -280,7 +280,7 @@ def test_a_key_may_be_an_output_of_a_function(path: Path) -> None:
     (definition,) = shape_of(config)["sources"]["orders"]["dedup_key_fields"]
     assert (definition["type"], definition["function"]) == ("string", "own:f")
     assert "order_id" in definition["of"]
-    assert origins(config, config.sources)["label"] == frozenset(config.sources[0].field_names)
+    assert origins(config, config.sources[0])["label"] == frozenset(config.sources[0].field_names)
 
 
 def test_the_example_of_the_docs_runs(path: Path) -> None:

@@ -12,7 +12,8 @@ from pipelines.config import parse
 from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.errors import HaltError
-from pipelines.process.program import RELEASE, compile_program
+from pipelines.process.compile import compile_program
+from pipelines.process.program import RELEASE
 from pipelines.process.stage_config import load, store
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.naming import Names
