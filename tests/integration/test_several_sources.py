@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 
 import pytest
+import yaml
 from support.pipeline_case import PipelineCase
 from support.union_case import DEDUP, Union
 
@@ -73,3 +74,33 @@ def test_why_finds_a_key_of_any_source(case: PipelineCase) -> None:
     case.warm_run()
     found = json.loads(case.invoke("why", str(case.file), "7", "--json").stdout)
     assert (found["accepted"]["topic"], found["duplicates"]) == (union.topics["crm"], 1)
+
+
+def test_sources_filters_behind_dedup_and_sinks_go_together(case: PipelineCase) -> None:
+    """Copies of a record that the filter drops are copies; a refused row of either source goes to the fallback."""
+    behind = {"type": "filter", "config": {"expression": "id % 5 <> 0"}}
+    union = Union(case, case.addresses, DEDUP, behind)
+    document = yaml.safe_load(case.file.read_text())
+    sink = document.pop("sink")
+    document["on_error"] = {"max_rejected_percent": 100}
+    document["sinks"] = [
+        {**sink, "id": "strict", "on_refused": {"sink": "rest"}},
+        {**sink, "id": "late", "when": "id >= 20", "table": f"{case.table}_late"},
+        {**sink, "id": "rest", "table": f"{case.table}_rest"},
+    ]
+    case.file.write_text(yaml.safe_dump(document))
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT odd CHECK id % 7 != 0")
+    union.send("events", range(20))
+    case.warm_run()
+    union.send("crm", range(10, 30))
+    case.warm_run()
+    kept = [union.row("events" if one < 20 else "crm", one) for one in range(30) if one % 5]
+    late = case.client().query(f"SELECT id, name, amount, topic FROM {case.table}_late ORDER BY id").result_rows
+    rest = case.client().query(f"SELECT id, name, amount, topic FROM {case.table}_rest ORDER BY id").result_rows
+    assert union.rows() == [row for row in kept if row[0] % 7]
+    assert list(late) == [row for row in kept if row[0] >= 20]
+    assert list(rest) == [row for row in kept if row[0] % 7 == 0]
+    for command in ("audit", "verify"):
+        report = json.loads(case.invoke(command, str(case.file), "--json").stdout)
+        assert (report["verdict"], report["findings"], report["not_proven"]) == ("clean", [], []), report

@@ -167,12 +167,13 @@ DEDUPS = st.sampled_from(
 
 
 @settings(deadline=None, max_examples=60)
-@given(FRAMES, DEDUPS, st.booleans())
+@given(FRAMES, DEDUPS, st.booleans(), st.booleans())
 def test_the_reference_unites_as_the_program_does(
-    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool, behind: bool
 ) -> None:
     own = [Filter(stored('"at" < 30', {"at": "int64"}, "sql", "bool"))] if filtered else []
-    made = program(*dedups, crm=own)
+    later = [Filter(stored("who <> 2", {"who": "int64"}, "sql", "bool"))] if behind else []
+    made = program(*dedups, *later, crm=own)
     frames, clock = [], 0
     for sequence, (source, partition, values, step) in enumerate(drawn, start=1):
         clock += step
