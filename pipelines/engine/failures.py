@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from pipelines import errors
-from pipelines.errors import HaltError, TallyflowError, UndecidedError
+from pipelines.errors import FunctionHaltError, HaltError, TallyflowError, UndecidedError
 from pipelines.protocol.codec import Count, Form, Text, from_text, to_text
 
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
@@ -13,17 +13,19 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*|(Error|Exception|Exit|Interrupt))$")
 
 @dataclass(frozen=True)
 class _Failure(Form):
-    """An error of ours, and the `records` of an UndecidedError."""
+    """An error of ours, the `records` of an UndecidedError, and the `stage` of a FunctionHaltError."""
 
     error: Text
     message: Text
     records: tuple[tuple[Count, Count, Count, Text, Text] | tuple[Count, Count, Count, Text, Text, Text], ...] = ()
+    stage: Text = ""
 
 
 def to_failure(error: TallyflowError) -> str:
     """Return an error of ours as text."""
     records = tuple(map(tuple, error.records)) if isinstance(error, UndecidedError) else ()
-    return to_text(_Failure(type(error).__name__, str(error), records))
+    stage = error.stage if isinstance(error, FunctionHaltError) else ""
+    return to_text(_Failure(type(error).__name__, str(error), records, stage))
 
 
 def from_failure(text: str) -> TallyflowError:
@@ -31,6 +33,8 @@ def from_failure(text: str) -> TallyflowError:
     failure = from_text(_Failure, text)
     if failure.records:
         return UndecidedError(failure.message, failure.records)
+    if failure.error == FunctionHaltError.__name__:
+        return FunctionHaltError(failure.message, failure.stage)
     kind = getattr(errors, failure.error, HaltError)
     if not issubclass(kind, HaltError | errors.RetryableError | errors.ConflictError):
         kind = HaltError

@@ -213,7 +213,9 @@ def test_tally_since_an_instant_accounts_for_what_was_done_since(case: PipelineC
 
 
 def leg(name: str, rows_in: int, outcomes: dict[str, int]) -> dict[str, Any]:
-    return {"leg": name, "rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "waiting_before": 0, "has_open_plan": False, "residue": 0}
+    upstream = {"process": ["ingest"], "sink": ["process"]}.get(name, [])
+    counted = {"rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "waiting_before": 0, "has_open_plan": False, "residue": 0}
+    return {"leg": name, **counted, "upstream": upstream}
 
 
 def test_delete_lists_what_goes_and_asks_first(case: PipelineCase) -> None:

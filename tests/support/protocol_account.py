@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.watermarks import IDLE_RECORDS
-from pipelines.protocol.bodies import CHAINS, PROCESS_CHAIN
+from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.naming import REDRIVE, bucket_of_partition
 from pipelines.protocol.naming import is_then_dropped as is_of_then_dropped
@@ -18,7 +18,7 @@ from pipelines.protocol.records import HEADER_PARTITION, RAW_SCHEMA
 from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
-from pipelines.testing import LEGS, SINGLE
+from pipelines.protocol.topology import chain_of
 from support.protocol_outside import NAMES, ModelLog, Outside
 from support.protocol_stages import BUCKETS, apply, is_then_dropped, kind, produced, stored_rows, time_us
 from support.watermark_oracle import marks
@@ -33,16 +33,19 @@ def entries(log: ModelLog, leg: str) -> list[Entry]:
     """Each is decoded once: an account looks at a chain a dozen times."""
     chain = [m for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
     known = log.entries.setdefault(leg, [])
-    known += [CHAINS[leg].decode(message) for message in chain[len(known) :]]
+    known += [chain_of(leg).decode(message) for message in chain[len(known) :]]
     return known
 
 
 def check_account(world: "World") -> None:
     log = world.log
-    for leg in (*LEGS, REDRIVE):
+    legs = world.topology.legs
+    for leg in (*legs, REDRIVE):
         check_chain(entries(log, leg))
-    anchor = next(entry for entry in entries(log, "ingest") if entry.kind == "plan")
-    begin = {p: anchor.body.to.get(str(p), 0) for p in world.topic.held}
+    begin = {}
+    for leg, source in world.topology.sources.items():
+        anchor = next(entry for entry in entries(log, leg) if entry.kind == "plan")
+        begin |= {p: anchor.body.to.get(str(p), 0) for p in world.topics[source].held}
     read, skipped = check_raw(world, begin)
     accepted, refused, duplicates, then_dropped = expected_outcomes(world)
     dead_letters = {position_of(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
@@ -59,6 +62,7 @@ def check_account(world: "World") -> None:
         refused |= {row: (*accepted[row][:2], produced(accepted[row][2]))} if row in of_sink else {}
     assert {at: (row["_tf_partition"], row["_tf_offset"], row["value"]) for at, row in dead_letters.items()} == refused, "dead letters"
     for row in dead_letters.values():
+        assert row["_tf_partition"] in world.topics[row["source"]].held
         before = dead_letters[tuple(map(int, row["origin"].split(".")))] if row["origin"] else {"attempts": 0, "past_dedup": False}
         assert row["attempts"] == before["attempts"] + 1
         assert row["past_dedup"] == (row["stage"] == "sink" or before["past_dedup"])
@@ -67,11 +71,13 @@ def check_account(world: "World") -> None:
     waiting = [row[:2] for at, row in refused.items() if at not in redriven]
     assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
     assert len(waiting) + len(stored) + duplicates + len(then_dropped) == read
-    totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*LEGS, REDRIVE)}
+    totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*legs, REDRIVE)}
     counts = {leg: Counter(done[-1].body.totals) if done else Counter() for leg, done in totals.items()}
+    for leg in world.topology.ingests[1:]:
+        counts["ingest"] += counts[leg]
     assert counts["ingest"]["rows_out"] == read
     assert counts["process"]["rows_in"] == read + len(redriven)
-    assert counts["ingest"]["offsets"] == sum(world.topic.end.values()) - sum(begin.values())
+    assert counts["ingest"]["offsets"] == sum(world.of_partitions("end").values()) - sum(begin.values())
     assert counts["ingest"]["offsets_skipped"] == skipped
     assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
     assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == len(accepted)
@@ -80,9 +86,9 @@ def check_account(world: "World") -> None:
     assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
     assert counts["process"]["dropped.filter"] == counts["process"]["then_dropped"] == len(then_dropped)
     assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
-    account = tally(log, NAMES, SINGLE)
+    account = tally(log, NAMES, world.topology)
     assert account.residue == 0
-    assert [leg.waiting for leg in account.legs] == [0, 0, 0]
+    assert {leg.waiting for leg in account.legs} == {0}
     assert list(account.dead_letters.outcomes.values()) == [
         len(redriven),
         len(discarded),
@@ -185,7 +191,7 @@ def check_raw(world: "World", begin: dict[int, int]) -> tuple[int, int]:
 
     Returns the records stored and the offsets skipped.
     """
-    produced = {(p, o): v for p, held in world.topic.held.items() for o, v in held if o >= begin[p]}
+    produced = {(p, o): v for p, held in world.of_partitions("held").items() for o, v in held if o >= begin[p]}
     stored: dict[tuple[int, int], bytes] = {}
     reached, skipped = dict(begin), 0
     for message in (m for m in world.log.everything(NAMES.stream("raw")) if ".redrive." not in m.subject):
@@ -200,10 +206,10 @@ def check_raw(world: "World", begin: dict[int, int]) -> tuple[int, int]:
         stored.update(zip([(partition, offset) for offset in offsets], frame["value"].to_pylist(), strict=True))
         if "Tf-Skipped" in message.headers:
             assert int(message.headers["Tf-Skipped"]) == last - first + 1
-            assert last < world.topic.first[partition]
+            assert last < world.of_partitions("first")[partition]
             skipped += last - first + 1
             produced = {(p, o): v for (p, o), v in produced.items() if p != partition or not first <= o <= last}
-    assert reached == world.topic.end
+    assert reached == world.of_partitions("end")
     assert stored == produced
     return len(stored), skipped
 

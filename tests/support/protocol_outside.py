@@ -28,7 +28,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 from pipelines.protocol.topology import LegId
 from pipelines.runner.share import LANE_WORKS
-from pipelines.testing import SINGLE, Fault, ManualClock, MemoryLog, records, stream_of
+from pipelines.testing import Fault, ManualClock, MemoryLog, records, stream_of
 from support.protocol_stages import modelled
 
 if TYPE_CHECKING:
@@ -364,18 +364,18 @@ class Outside(Kept):
     def __init__(self, world: "World", epoch: int, version: str, lanes: "ModelLanes | None" = None) -> None:
         super().__init__()
         self.names, self.log, self.engine = NAMES, world.log, None
-        source = SimpleNamespace(source_id="orders")
+        sources = [SimpleNamespace(source_id=source) for source in world.topics]
         stages = world.config
         world.table.target = stages.full_table
         sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
-        config = {"sources": [source], "topology": SINGLE, "sink": sink, "sink_leg": LegId("sink")}
+        config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": LegId("sink")}
         self.config = SimpleNamespace(**config, on_error=OnError(), resources=resources)
         self._world, self._stores, self.means = world, {}, world.means
         self.lanes = lanes or ModelLanes(world, epoch, version)
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities={"orders": "T"}, stream_ids={self.out: "S"}, targets=None, **versions)
+        self.run = SimpleNamespace(identities=dict.fromkeys(world.topics, "T"), stream_ids={self.out: "S"}, targets=None, **versions)
 
     def keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Programs have the model's steps in place of the real ones."""
@@ -391,8 +391,7 @@ class Outside(Kept):
         return self._stores[bucket]
 
     def source(self, source_id: str) -> Topic:
-        assert source_id == "orders"
-        return self._world.topic
+        return self._world.topics[source_id]
 
     @property
     def sink(self) -> Table:

@@ -1,7 +1,8 @@
 """The stages of the protocol's model, and its frames: they refuse one value, drop one behind dedup, and write on the others."""
 
 import hashlib
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 from pipelines.process.computed import stored
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.program import Program
-from pipelines.process.steps import Context
+from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.filter import FILTERED, Filter
 from pipelines.process.steps.mapping import MapToTables
@@ -18,7 +19,6 @@ from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
 from support.programs import first_of, program
-from tests.support.programs import of_steps
 
 BUCKETS = 3
 MORE = b" and more"
@@ -43,10 +43,20 @@ def configuration(refused: str, window_us: int, has_more: bool = False, lateness
     return program([(refused, "string"), ("v", "string"), ("t", "int")], columns, *between, buckets=BUCKETS)
 
 
+def of_sources(config: Program, sources: Sequence[str]) -> Program:
+    """`config`, whose records come from these sources; each has the same steps."""
+    return replace(config, lanes=tuple(replace(config.lanes[0], source=source) for source in sources))
+
+
 def modelled(config: Program) -> Program:
     """`config` with the model's steps in place of the real ones."""
     kinds = {Parse: ModelParse, Dedup: ModelDedup, Filter: ModelFilter, MapToTables: ModelMap}
-    return of_steps([kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in config.steps], config.buckets)
+
+    def of_model(steps: Iterable[Step]) -> tuple[Step, ...]:
+        return tuple(kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in steps)
+
+    lanes = tuple(replace(lane, steps=of_model(lane.steps)) for lane in config.lanes)
+    return replace(config, lanes=lanes, shared=of_model(config.shared))
 
 
 def apply(value: bytes, config: Program) -> bytes | None:

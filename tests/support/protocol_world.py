@@ -26,25 +26,28 @@ from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
-from pipelines.protocol.bodies import CHAINS, REDRIVE_CHAIN
+from pipelines.process.program import Program
+from pipelines.protocol.bodies import REDRIVE_CHAIN
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import all_roles
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import Purge, fold_redrive, purge_dead_letters, redrive_entries_that_may_go
 from pipelines.protocol.records import Framing, Message
 from pipelines.protocol.redrive import ENTER, OPEN
-from pipelines.protocol.topology import LegId
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
-from pipelines.testing import LEGS, SINGLE, ManualClock
+from pipelines.testing import ManualClock
 from support.protocol_account import check_account
 from support.protocol_outside import LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
-from support.protocol_stages import POISON, VENOM, configuration, uncompressed
+from support.protocol_stages import POISON, VENOM, configuration, of_sources, uncompressed
 
 MAX_ATTEMPTS = 4
 EXPIRE = "expire"
 LATER = datetime(9999, 1, 1, tzinfo=UTC)
 MAX_CALLS = 20_000
+OTHERS = 100
+"""The partition of the second topic."""
 
 
 class Runner:
@@ -63,25 +66,28 @@ class Runner:
         version = stage_config.store(log, NAMES, self.config)
         outside = Outside(self.world, self.epoch, version)
         legs = {}
-        for name, (kind, of_its_own) in zip(LEGS, self._kinds(), strict=True):
-            chain = Chain(log, NAMES, CHAINS[name], self.epoch)
+        for name in self.world.topology.legs:
+            kind, of_its_own = self._kinds()[name.kind]
+            chain = Chain(log, NAMES, name.chain, self.epoch)
             chain.open()
             legs[name] = kind(outside, chain, self.lease, self.stop, self.world.leg_means, **of_its_own)
-        legs["ingest"].anchor(self.world.topic.ends if self.world.begins_at_latest else self.world.topic.starts)
+        for name, source in self.world.topology.sources.items():
+            topic = self.world.topics[source]
+            legs[name].anchor(topic.ends if self.world.begins_at_latest else topic.starts)
         for name, leg in legs.items():
             self.actors.append(Actor(self.world, name, partial(self._run, leg, leg.start_offset()), self))
             if self.world.max_age is not None:
-                purge = Purge(log, NAMES, SINGLE, LegId.parse(name), self.world.max_age)
+                purge = Purge(log, NAMES, self.world.topology, name, self.world.max_age)
                 self.actors.append(Actor(self.world, f"purge of {name}", partial(self._purge, purge), self))
 
-    def _kinds(self) -> list[tuple[type[AnyLeg], dict[str, Any]]]:
+    def _kinds(self) -> dict[str, tuple[type[AnyLeg], dict[str, Any]]]:
         """Each leg, with its small limits: a short history has many frames, plans and chunks."""
         world = self.world
-        return [
-            (IngestLeg, {"flush_bytes": world.flush_bytes}),
-            (ProcessLeg, {"plan_frames": world.plan_frames, "step_frames": world.step_frames}),
-            (SinkLeg, {"cut": world.chunks}),
-        ]
+        return {
+            "ingest": (IngestLeg, {"flush_bytes": world.flush_bytes}),
+            "process": (ProcessLeg, {"plan_frames": world.plan_frames, "step_frames": world.step_frames}),
+            "sink": (SinkLeg, {"cut": world.chunks}),
+        }
 
     def _purge(self, purge: Purge) -> None:
         """As the runner's own thread does, beside the legs."""
@@ -112,11 +118,11 @@ class Runner:
             return leg.patiently(leg.start_offset)
         return end
 
-    def _available(self, leg: str, start: dict[str, int]) -> dict[str, int]:
-        if leg == "ingest":
-            topic = self.world.topic
+    def _available(self, leg: LegId, start: dict[str, int]) -> dict[str, int]:
+        if leg.kind == "ingest":
+            topic = self.world.topics[self.world.topology.file_id(leg)]
             return {str(p): start.get(str(p), 0) if p in topic.silent else end for p, end in topic.end.items()}
-        state = self.world.log.state(NAMES.stream("raw" if leg == "process" else "out"))
+        state = self.world.log.state(NAMES.stream(leg.input_role))
         return {"sequence": max(start["sequence"], state.last_sequence if state else 0)}
 
     def kill(self) -> None:
@@ -226,6 +232,9 @@ class World:
         self.table.refused = self.rng.choice([None, b"fine", b"fine"])
         self.table.partitions = self.rng.choice([1, 3])
         self.topic = Topic(self, {0: 0, 1: self.rng.choice([0, 7])})
+        self.has_two_sources = random.Random(f"the sources of {seed}").random() < 0.3
+        self.others = Topic(self, {OTHERS: 3})
+        """The topic of the second source; its partitions have numbers of their own, so that a record is known by partition and offset."""
         self.max_age = self.rng.choice([None, timedelta(0), timedelta(0), timedelta(seconds=2), timedelta(seconds=20)])
         if self.max_age is not None and self.rng.random() < 0.3:
             limits = {role: self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
@@ -253,6 +262,27 @@ class World:
         self.step_frames = self.rng.choice([1, 2, 12])
         self.chunk_rows = [2, 6, 1000]
         """Of which each look at the waiting frames takes one."""
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The topic of each source, by the source's id."""
+        return {"orders": self.topic, **({"others": self.others} if self.has_two_sources else {})}
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.of([*self.topics], [""])
+
+    @property
+    def config(self) -> Program:
+        return of_sources(self.plain_config, [*self.topics])
+
+    @config.setter
+    def config(self, config: Program) -> None:
+        self.plain_config = config
+
+    def of_partitions(self, fact: str) -> dict[int, Any]:
+        """`held`, `first` or `end` of the partitions of all topics."""
+        return {partition: found for topic in self.topics.values() for partition, found in getattr(topic, fact).items()}
 
     def chunks(self, messages: Iterator[Message]) -> Iterator[Chunk]:
         return chunks(messages, self.rng.choice(self.chunk_rows))
@@ -311,8 +341,10 @@ class World:
         for _ in range(count):
             value = self.rng.choice([b"bad", b"odd", b"good", b"fine", *self.poison])
             if self.lateness_us is not None:
-                value += b"@%d" % (sum(map(len, self.topic.held.values())) // 3 + self.rng.randint(0, 6))
-            self.topic.produce(self.rng.choice(list(self.topic.held)), value, self.rng.choice([0, 0, 0, 1, 5]))
+                value += b"@%d" % (sum(map(len, self.of_partitions("held").values())) // 3 + self.rng.randint(0, 6))
+            partition = self.rng.choice(list(self.of_partitions("held")))
+            topic = self.others if partition == OTHERS else self.topic
+            topic.produce(partition, value, self.rng.choice([0, 0, 0, 1, 5]))
 
     def finish(self, actors: list[Actor]) -> None:
         """Runs these actors until each is over or idle."""

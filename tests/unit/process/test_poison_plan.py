@@ -93,6 +93,8 @@ def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:
 
 @pytest.mark.parametrize("code", [[], ["python_died"]])
 def test_what_a_task_finds_reaches_the_driver_whole(code: list[str]) -> None:
+    hangs = from_failure(to_failure(FunctionHaltError("own:f hangs", "pyspark")))
+    assert (type(hangs), str(hangs), getattr(hangs, "stage", None)) == (FunctionHaltError, "own:f hangs", "pyspark")
     revived = from_failure(to_failure(UndecidedError("one record", [[*POISON, *code]])))
     assert isinstance(revived, UndecidedError)
     assert (str(revived), revived.records) == ("one record", [[*POISON, *code]])

@@ -26,6 +26,7 @@ from support.protocol_strikes import at_every_publish, before_every_call, report
 from support.protocol_world import EXPIRE, MAX_CALLS, World
 
 from pipelines.errors import DataLossError, HaltError, RefusedError
+from pipelines.process.arrivals import SOURCE_COLUMN, records_of
 from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
@@ -33,6 +34,7 @@ from pipelines.protocol.bodies import REDRIVE_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge
+from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARD, ENTER
 from pipelines.sink.chunks import MAX_CHUNK_ROWS
 from pipelines.sink.leg import SinkLeg
@@ -259,6 +261,17 @@ def forgets_the_positions_without_rows(rows: pa.Table) -> tuple[pa.Table, pa.Tab
 def test_a_dropped_first_without_a_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket of a plan may have no row but records that dedup has accepted and a later step has dropped."""
     monkeypatch.setattr("pipelines.process.buckets.parted", forgets_the_positions_without_rows)
+    with pytest.raises(AssertionError):
+        play_all(range(100))
+
+
+def takes_all_records_for_those_of_the_first_source(message: Message, arrival_us: int) -> pa.Table:
+    records = records_of(message, arrival_us)
+    return records.append_column(SOURCE_COLUMN, pa.repeat("orders", records.num_rows))
+
+
+def test_a_record_that_is_given_to_another_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.process.program.sourced_records_of", takes_all_records_for_those_of_the_first_source)
     with pytest.raises(AssertionError):
         play_all(range(100))
 
