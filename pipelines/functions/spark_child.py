@@ -74,12 +74,8 @@ class DataFrameHost:
         rewriting = Rewriting(session._jvm, given, self._rows.leaf(items(given.output())), self._rows.position)
         wanted = rewriting.of(plan, _declared(plan, self._outputs))
         self._whole = self._rows.frame(wanted)
-        self._has_udfs = next(python_udfs(plan), None) is not None
-        self._alone = self._whole
-        if self._has_udfs:
-            session.conf.set(_BATCH_SIZE, "1")
-            self._alone = self._rows.frame(wanted)
-            session.conf.unset(_BATCH_SIZE)
+        self._has_udfs, self._conf = next(python_udfs(plan), None) is not None, session.conf
+        self._alone = self._rows.frame(wanted) if self._has_udfs else self._whole
 
     def answer(self, batch: pa.RecordBatch, alone: bool) -> tuple[pa.Table, list[Failure]]:
         """Return the rows that pass, with ROW, and the failures, as `child.Host` does.
@@ -93,10 +89,14 @@ class DataFrameHost:
     def _each(self, table: pa.Table) -> tuple[pa.Table, list[Failure]]:
         """Return what becomes of each row. Raise DescribedError if a row fails in a plan with UDFs: who calls then calls for fewer rows."""
         try:
+            # Spark asks for the size when a plan runs, and may keep the first answer: that plan runs with no other.
+            self._conf.set(_BATCH_SIZE, "1")
             return self._run(self._alone, table), []
         except DescribedError:
             if self._has_udfs:
                 raise
+        finally:
+            self._conf.unset(_BATCH_SIZE)
         return self._without_failing(table)
 
     def _without_failing(self, table: pa.Table) -> tuple[pa.Table, list[Failure]]:
