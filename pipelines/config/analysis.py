@@ -279,6 +279,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         **({"sinks": [sink.id for sink in config.sinks]} if config.sinks else {}),
         # The only writer of a fallback's stream is the sink that refuses.
         **({"fallbacks": fallbacks} if (fallbacks := config.fallbacks) else {}),
+        # The first one's leg and chain have no name, and the partitions of the others are counted behind its own.
+        **({"order of sources": [source.source_id for source in config.sources]} if len(config.sources) > 1 else {}),
         "sources": {
             source.source_id: {
                 "topic": source.topic,

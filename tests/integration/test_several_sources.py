@@ -1,7 +1,9 @@
 """Two topics into one table: records of both become rows, a copy in the other topic is one, and every proof knows the source."""
 
 import json
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 import yaml
@@ -9,6 +11,7 @@ from support.pipeline_case import PipelineCase
 from support.union_case import DEDUP, Union
 
 from pipelines.config import parse
+from pipelines.errors import HaltError
 from pipelines.protocol.tally import tally
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -64,6 +67,23 @@ def test_a_dead_letter_enters_again_as_of_its_source(case: PipelineCase) -> None
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert union.rows() == [union.row("events", 1), union.row("crm", 2), union.row("events", 101), union.row("crm", 102)]
+
+
+@pytest.mark.parametrize("edit", [lambda sources: sources.reverse(), lambda sources: sources.pop()], ids=["swapped", "one left out"])
+def test_other_sources_are_refused_at_the_start(case: PipelineCase, edit: Callable[[list[Any]], object]) -> None:
+    union = Union(case, case.addresses, DEDUP)
+    union.send("crm", [1])
+    case.warm_run()
+    document = yaml.safe_load(case.file.read_text())
+    edit(document["sources"])
+    document["transforms"] = [one for one in document["transforms"] if one.get("source_id") in (None, *_ids(document))]
+    case.file.write_text(yaml.safe_dump(document))
+    with pytest.raises(HaltError, match=r"order of sources was \['events', 'crm'\]"):
+        case.warm_run()
+
+
+def _ids(document: dict[str, Any]) -> list[str]:
+    return [source["source_id"] for source in document["sources"]]
 
 
 def test_why_finds_a_key_of_any_source(case: PipelineCase) -> None:

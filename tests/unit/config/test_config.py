@@ -1127,6 +1127,9 @@ def test_a_union_of_two_topics_loads_and_can_run() -> None:
     config = parsed(united())
     assert unsupported(config) == []
     assert at_sink(config) == {"order_id": "string", "customer.city": "string"}
+    swapped = united()
+    swapped["sources"].reverse()
+    assert shape_of(parsed(swapped)) != shape_of(config)
     shape = shape_of(config)["sources"]
     assert shape["orders"]["dedup_key_fields"] == [{"type": "string"}]
     assert shape["crm"]["dedup_key_fields"] == [{"type": "string", "sql": "CAST(id AS VARCHAR)", "of": {"id": {"type": "int"}}}]
