@@ -18,7 +18,6 @@ from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
-from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.program import Program, records_for
 from pipelines.process.steps import Context, State, Step, pass_through
 from pipelines.process.watermarks import FrameTimes
@@ -76,7 +75,7 @@ class Trial:
 
     def _through_steps(self, raw: pa.Table, note: Note) -> pa.Table:
         program, place, lanes = self.program, 0, []
-        context = Context(self._engine, program.carried, max(widest_bytes(raw, lane.parse.columns) for lane in program.lanes))
+        context = program.context(self._engine, raw)
         for lane, records in zip(program.lanes, program.by_lane(raw), strict=True):
             lanes.append(self._through(lane.steps, place, context, records, note))
             place += len(lane.steps)

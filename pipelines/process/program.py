@@ -222,6 +222,10 @@ class Program:
         """The fields of the records of all sources, as far as the steps of all read them."""
         return common([_path({}, lane.steps, self.shared)[1] for lane in self.lanes])
 
+    def context(self, engine: Engine, records: pa.Table) -> Context:
+        """Return the context in which these raw records pass the steps."""
+        return Context(engine, self.carried, max(widest_bytes(records, lane.parse.columns) for lane in self.lanes))
+
     def by_lane(self, records: pa.Table) -> list[pa.Table]:
         """Return the records of each lane, as `records_for` returns them all. Raise HaltError for a source without a lane."""
         if len(self.lanes) == 1:
@@ -304,8 +308,7 @@ def run_records(
 ) -> StageOutput:
     """Take records as `records_for` returns them, in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
-    widest = max(widest_bytes(records, lane.parse.columns) for lane in program.lanes)
-    context = Context(engine, program.carried, widest)
+    context = program.context(engine, records)
     by_lane = list(zip(program.lane_paths, program.by_lane(tried.accepted), strict=True))
     present = [(path, mine) for path, mine in by_lane if mine.num_rows] or by_lane[:1]
     lanes = [pass_through(path, context, mine, renew) for path, mine in present]

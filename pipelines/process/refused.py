@@ -10,9 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from pipelines.config.sinks import ERROR_FIELD, REFUSING_SINK_FIELD
-from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.program import Program
-from pipelines.process.steps import Context, Step, pass_through
+from pipelines.process.steps import Step, pass_through
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.mapping import MapToTables
 from pipelines.protocol.positions import position_keys
@@ -30,7 +29,7 @@ def rows_of_refused(
     fallback = program.tables.fallback_of(program.leg)
     if fallback is None:
         raise ValueError(f"the sink {program.leg} has no fallback")
-    context = Context(engine, (), max(widest_bytes(records, lane.parse.columns) for lane in program.lanes))
+    context = replace(program.context(engine, records), carried=())
     by_lane = zip(program.lanes, program.by_lane(records), strict=True)
     lanes = [pass_through(_whole(lane.steps), context, mine, renew).accepted for lane, mine in by_lane if mine.num_rows]
     shared = [step for step in program.shared[:-1] if not isinstance(step, Dedup)]
