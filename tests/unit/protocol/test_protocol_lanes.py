@@ -84,7 +84,8 @@ def lanes_that_wake_up_when_the_table_is_mended() -> None:
     """The legs do all parts themselves, with what the table refuses as dead letters; then it would take these rows, and lanes go on."""
     world: Any = World(4)
     world.config, world.window_us, world.max_age, world.log.max_bytes = configuration("bad", 0), 0, None, {}
-    world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0, 1: 7}), False, False
+    world.topic, world.has_two_sources = Topic(world, {0: 0, 1: 7}), False
+    world.begins_at_latest = world.expires = False
     world.table.refused, world.chunk_rows, world.lanes = b"fine", [1000], AllLate()
     for number, value in enumerate([b"good", b"fine", b"good", b"good", b"odd", b"fine", b"good", b"fine", b"good"]):
         world.topic.produce(number % 2, value, gap=0)
