@@ -150,7 +150,7 @@ class _Step:
         owned = list(shares(made.rows, key_owners(made.rows, program.buckets)))
         stores = [KeyedStore(self._connections.dedup_store(bucket).storage) for bucket, _ in owned]
         for (bucket, _), store in zip(owned, stores, strict=True):
-            store.open(live_runs(self._item.runs, bucket))
+            store.open(live_runs(self._item.runs, str(bucket)))
         span = (self._sequence, self._sequence + 1)
         turn = bucket_with_turn(span[1], program.buckets)
         found = _timed(

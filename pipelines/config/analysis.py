@@ -202,7 +202,13 @@ def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
     messages: list[str] = []
     if joins(config):
-        messages.append("join: is not supported yet")
+        messages += [
+            f"transforms[{index}]: a dedup beside a join is not supported yet"
+            for index, transform in in_order(config)
+            if transform.type == "dedup"
+        ]
+        if config.fallbacks:
+            messages.append("sinks: a fallback (on_refused) behind a join is not supported yet")
     elif len(config.sources) > 1:
         messages += [
             f"transforms[{index}]: a dedup of one source among several is not supported yet; without source_id it compares all records"

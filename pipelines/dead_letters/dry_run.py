@@ -117,7 +117,7 @@ def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table
     counts: Counter[str] = Counter()
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
         store = state.connections.dedup_store(bucket)
-        store.open(live_runs(lists, bucket))
+        store.open(live_runs(lists, str(bucket)))
         found, late = stage.dedup.first_of_keys(share, store, times)
         accepted, dropped = parted(found.accepted)
         counts.update({"accepted": accepted.num_rows, "duplicates": found.duplicates.num_rows, "late": late.num_rows})

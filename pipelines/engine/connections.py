@@ -21,7 +21,7 @@ from pipelines.errors import HaltError
 from pipelines.key_store.cache import CachedStorage
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
-from pipelines.protocol.naming import STREAM_ID_KEY, Names, dedup_storage
+from pipelines.protocol.naming import DEDUP_STORE, STREAM_ID_KEY, Names, listed_as, segments_place
 from pipelines.protocol.records import FRAMING, Framing
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_engine
@@ -88,7 +88,6 @@ class Connections(Kept):
         self._sink: Sink | None = None
         self._engine: Engine | None = None
         self.means = Means()
-        self._dedup_stores: dict[int, KeyedStore] = {}
 
     def of_leg(self, leg: LegId) -> "Connections":
         """Return the connections of a sink leg, to its table: these, or others that end with these."""
@@ -138,14 +137,19 @@ class Connections(Kept):
             self._engine = self.means.open_engine()
         return self._engine
 
+    def segments(self, key: str) -> Storage:
+        """Return the storage of the segments that are listed under a key (`naming.listed_as`)."""
+        return self.keep(("segments", key), lambda: self._storage(segments_place(self.run.state_storage, key)))
+
+    def _storage(self, place: str) -> Storage:
+        storage = Storage.at(place)
+        # Batch work reads each segment once.
+        is_cached = self._keep_partitions and not storage.is_local
+        return CachedStorage.before(storage, self._note_once) if is_cached else storage
+
     def dedup_store(self, bucket: int) -> KeyedStore:
         """Return the bucket's key store; the caller opens the segments that the last `done` lists."""
-        if bucket not in self._dedup_stores:
-            storage = Storage.at(dedup_storage(self.run.state_storage, bucket))
-            # Batch work reads each segment once.
-            is_cached = self._keep_partitions and not storage.is_local
-            self._dedup_stores[bucket] = KeyedStore(CachedStorage.before(storage, self._note_once) if is_cached else storage)
-        return self._dedup_stores[bucket]
+        return self.keep(("dedup store", bucket), lambda: KeyedStore(self.segments(listed_as(DEDUP_STORE, bucket))))
 
     def _note_once(self, message: str) -> None:
         self.keep(("noted", message), lambda: self._note(message))

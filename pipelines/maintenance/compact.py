@@ -182,7 +182,7 @@ def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[Merge
 def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
     """Merge one bucket into its new segment, and prove that no live key was lost."""
     store = connections.dedup_store(item.bucket)
-    store.open(live_runs({str(item.bucket): item.runs}, item.bucket))
+    store.open(live_runs({str(item.bucket): item.runs}, str(item.bucket)))
     before = tuple(store.live)
     after = tuple(store.compact(item.expired, item.to))
     live_keys = _prove(store, after, item.expired)

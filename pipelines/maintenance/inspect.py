@@ -159,7 +159,7 @@ class KeyState:
     def store(self, state: ProcessState, bucket: int) -> KeyedStore:
         """Return the bucket's store, open on the listing of `state`. Raise as `lists`, and StateDamagedError if a segment is missing."""
         store = self.connections.dedup_store(bucket)
-        store.open(live_runs(self.lists(state), bucket))
+        store.open(live_runs(self.lists(state), str(bucket)))
         return store
 
     def lists(self, state: ProcessState) -> Lists:

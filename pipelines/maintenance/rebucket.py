@@ -68,7 +68,7 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
         return Rebucketed(buckets, buckets, 0, 0)
     done, lists, topology = found.done.body, state.lists(found), state.connections.config.topology
     before = done.buckets
-    old = {bucket: live_runs(lists, bucket) for bucket in range(before)}
+    old = {bucket: live_runs(lists, str(bucket)) for bucket in range(before)}
     new = old
     if before != buckets:
         new = {bucket: _new_runs(state, found, done, bucket) for bucket in range(buckets)}

@@ -204,7 +204,7 @@ class _Rebuilding:
         `behind`: the end of the portion, with the watermarks before it.
         """
         store = self._connections.dedup_store(bucket)
-        store.open(live_runs(self.runs, bucket))
+        store.open(live_runs(self.runs, str(bucket)))
         firsts, _ = config.dedup.first_of_keys(rows, store, times)
         entries = firsts.entries
         if times is None:

@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 from pipelines.engine.connections import Connections
 from pipelines.process.rejection_limit import PLANNED, PLANNED_BEFORE, RejectionLimit, halt_at
 
-STAGES, LATE = "stages", "late"
+STAGES, LATE, JOINED = "stages", "late", "joined"
 
 
 def admit(connections: Connections, version: str, stage: str, seen: tuple[int, str, int], rejected: pa.Table) -> None:
     """Raise HaltError if `rejected`, dead letters of a plan under the configuration `version`, must not be written.
 
-    `stage`: STAGES, or LATE for records that dedup rejects as late: these are checked after the exchange, where other processes see other
-    records. `seen`: the number of records that come from Kafka, their share, and the raw sequence up to which they were read
-    (`RejectionLimit.check`).
+    `stage`: STAGES; LATE for records that dedup rejects as late, and JOINED for those of a join: both are checked after the exchange, where
+    other processes see other records. `seen`: the number of records that come from Kafka, their share, and the raw sequence up to which
+    they were read (`RejectionLimit.check`).
     """
     if version == connections.run.stage_config and connections.config.on_error.rejected == "halt":
         halt_at(rejected)

@@ -3,7 +3,8 @@
 Of records that dedup accepts and a later step has dropped (`drop_marks`) the positions are appended: only they show later that the store
 holds the record.
 
-With dedup a row's bucket is a function of its key, and all rows of a plan in one bucket are deduplicated together, in position order.
+With dedup a row's bucket is a function of its key, and all rows of a plan in one bucket are deduplicated together, in position order. With
+a join it is, too (`joining`).
 Without dedup it is a function of the Kafka partition. A dead letter's bucket is always the bucket of its Kafka partition.
 """
 
@@ -32,8 +33,12 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, in_position_order
-from pipelines.protocol.records import HEADER_CONFIG, joined
+from pipelines.protocol.records import HEADER_CONFIG, HEADER_OLDEST, joined
 from pipelines.protocol.run_lists import Listing, Lists
+
+JOIN_LETTERS = "join"
+"""The token of the dead letters of a join on its subjects: they are in the order of causes, those of the stages in that of positions."""
+BUCKET_THREADS = 8
 
 
 class Buckets:
@@ -42,7 +47,7 @@ class Buckets:
     def __init__(self, connections: Connections, config: Program, item: ProcessItem) -> None:
         self._connections, self._config, self._item = connections, config, item
         self.means, self._sinks = connections.means, connections.config.topology.routed
-        self._headers = {HEADER_CONFIG: item.config}
+        self._headers = {HEADER_CONFIG: item.config, **({HEADER_OLDEST: str(item.oldest)} if config.join else {})}
         self._by_subject: dict[str, Appender[Position]] = {}
         self.runs: dict[str, Listing] = {}
         """The segments that the next `done` lists, for the buckets that had rows."""
@@ -51,10 +56,10 @@ class Buckets:
         """Append rows and dead letters of any buckets, each in position order."""
         names = self._connections.names
         for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
-            self._append_for_sinks(bucket, share)
+            self.append_for_sinks(bucket, share)
         reach("process.between-frames")
         for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
-            append_rows(self._appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
+            append_rows(self.appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
 
     def append_bucket(self, bucket: int, rows: pa.Table, frames: FrameTimes | None) -> tuple[dict[str, int], pa.Table | None]:
         """Append all rows of the plan in `bucket`, given in any order; return the counts of their outcomes, and the dead letters, if any.
@@ -63,7 +68,7 @@ class Buckets:
         last `done` lists it, so a second attempt gives the same answer. Different buckets may be processed by different threads.
         """
         if not self._config.dedup.key:
-            self._append_for_sinks(bucket, in_position_order(rows))
+            self.append_for_sinks(bucket, in_position_order(rows))
             return {}, None
         counts: Counter[str] = Counter()
         late = self._append_first_of_keys(bucket, rows, frames, counts)
@@ -74,33 +79,33 @@ class Buckets:
         counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})
         return dict(counts), late_dead_letters
 
-    def _append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
-        """Append the rows of a bucket, in position order, to the stream of each sink that takes some."""
+    def append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
+        """Append the rows of a bucket, in the order of its positions, to the stream of each sink that takes some."""
         for leg in self._sinks:
             mine = self._config.tables.rows_for(rows, leg)
             if mine.num_rows:
-                append_rows(self._appender(leg.input_role, self._connections.names.out(bucket, leg.input_role)), mine, self._headers)
+                append_rows(self.appender(leg.input_role, self._connections.names.out(bucket, leg.input_role)), mine, self._headers)
 
     def append_dead_letters(self, bucket: int, dead_letters: Sequence[pa.Table]) -> None:
         """Append all dead letters of the plan in `bucket`, given in any order."""
         together = in_position_order(joined(dead_letters))
-        append_rows(self._appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
+        append_rows(self.appender("dlq", self._connections.names.dead_letters(PROCESS_CHAIN.leg, bucket)), together)
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
         """Deduplicate and append rows; return the late ones."""
         names, span = self._connections.names, (self._item.start, self._item.to)
         store = self._connections.dedup_store(bucket)
-        store.open(live_runs(self._item.runs, bucket))
+        store.open(live_runs(self._item.runs, str(bucket)))
         deduplicated, late = self._config.dedup.first_of_keys(rows, store, frames)
         reach("process.before-state")
         has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
         self.runs[str(bucket)] = listed(store.add(deduplicated.entries, span, self._config.dedup.expired_us(self._item), has_turn))
         reach("process.after-state")
         accepted, dropped = parted(deduplicated.accepted)
-        self._append_for_sinks(bucket, accepted)
-        append_rows(self._appender("duplicates", names.then_dropped(bucket)), dropped.select(list(SEQUENCE_AND_ORDINAL)))
+        self.append_for_sinks(bucket, accepted)
+        append_rows(self.appender("duplicates", names.then_dropped(bucket)), dropped.select(list(SEQUENCE_AND_ORDINAL)))
         if self._config.dedup.keeps:
-            append_rows(self._appender("duplicates", names.duplicates(bucket)), parted(deduplicated.duplicates)[0])
+            append_rows(self.appender("duplicates", names.duplicates(bucket)), parted(deduplicated.duplicates)[0])
         counts.update({**self._config.tables.counts(accepted), DUPLICATE.total: deduplicated.duplicates.num_rows, **counts_of(dropped)})
         return late
 
@@ -118,7 +123,8 @@ class Buckets:
             if tail is not None
         }
 
-    def _appender(self, role: str, subject: str) -> Appender[Position]:
+    def appender(self, role: str, subject: str) -> Appender[Position]:
+        """Return the writer of one subject for this plan."""
         if subject not in self._by_subject:
             known = self._item.tails.get(subject)
             tail = Tail(known[0], Position.parse(known[1]) if known[1] else None) if known else None
@@ -133,7 +139,8 @@ def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:
     names = connections.names
     outs = [(role, names.out(bucket, role)) for role in connections.config.topology.writes(connections.config.topology.process)]
     decided = [("duplicates", subject) for subject in (names.then_dropped(bucket), names.duplicates(bucket))]
-    return [*outs, *decided, ("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket))]
+    letters = [("dlq", names.dead_letters(leg, bucket)) for leg in (PROCESS_CHAIN.leg, JOIN_LETTERS)]
+    return [*outs, *decided, *letters]
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:
@@ -141,9 +148,9 @@ def listed(runs: Iterable[RunFacts]) -> Listing:
     return [[facts.name, facts.rows, facts.newest, facts.digest] for facts in runs]
 
 
-def live_runs(runs: Lists, bucket: int) -> list[RunFacts]:
-    """Return the listed segments of one bucket."""
-    return [RunFacts(*facts) for facts in runs.get(str(bucket), [])]
+def live_runs(runs: Lists, key: str) -> list[RunFacts]:
+    """Return the segments that are listed under a key (`naming.listed_as`)."""
+    return [RunFacts(*facts) for facts in runs.get(key, [])]
 
 
 def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
@@ -152,8 +159,8 @@ def key_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:
 
 
 def owners_of(rows: pa.Table, config: Program) -> npt.NDArray[Any]:
-    """Return the bucket of each row: with dedup by its key, else by its Kafka partition."""
-    return key_owners(rows, config.buckets) if config.dedup.key else partition_owners(rows, config.buckets)
+    """Return the bucket of each row: with dedup or a join by its key, else by its Kafka partition."""
+    return key_owners(rows, config.buckets) if config.is_keyed else partition_owners(rows, config.buckets)
 
 
 def partition_owners(rows: pa.Table, buckets: int) -> npt.NDArray[Any]:

@@ -6,10 +6,10 @@ In: the config, and the facts of the table of each sink. Out: the program, or ev
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipelines.config import KafkaSource, PipelineConfig
-from pipelines.config.fields import common
+from pipelines.config.fields import common, joins
 from pipelines.config.order import in_order
 from pipelines.config.sinks import FALLBACK_FIELDS
 from pipelines.config.sources import KafkaColumn, SchemaField
@@ -19,6 +19,7 @@ from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.computed import stored
 from pipelines.process.program import RELEASE, Lane, Program
 from pipelines.process.steps import Columns, Step, kinds
+from pipelines.process.steps.join import Join
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS
@@ -59,7 +60,10 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
     lanes = [_Compiled.of_source(faults, index, source) for index, source in enumerate(config.sources)]
     for source, lane in zip(config.sources, lanes, strict=True):
         lane.add_all([entry for entry in transforms if entry[1].source_id == source.source_id and not is_only])
-    shared = _Compiled.of_union(faults, lanes)
+    if joins(config):
+        shared = _Compiled.of_join(faults, config.join, dict(zip([source.source_id for source in config.sources], lanes, strict=True)))
+    else:
+        shared = _Compiled.of_union(faults, lanes)
     shared.add_all([entry for entry in transforms if entry[1].source_id is None or is_only])
     targets: list[MapToTable] = []
     for seen, table in zip(config.by_sink, tables, strict=True):
@@ -101,6 +105,14 @@ class _Compiled:
                     Fault("sources", f"the field {name} has different units: {', '.join(sorted(units))}; give it one in all sources")
                 )
         return cls(faults, known, {name: unit for name, unit in lanes[0].units.items() if name in known})
+
+    @classmethod
+    def of_join(cls, faults: list[Fault], config: Any, lanes: "Mapping[str, _Compiled]") -> "_Compiled":
+        """Return the join of two lanes, by their sources."""
+        units = {field.joined_name: lanes[field.source_id].units.get(field.name, "") for field in config.output_fields}
+        joined = cls(faults, {}, {name: unit for name, unit in units.items() if unit})
+        joined.add("join", lambda: Join.of_sources(config, {source: lane.known for source, lane in lanes.items()}))
+        return joined
 
     def add_all(self, transforms: Sequence[tuple[int, Transform]]) -> None:
         """Add transforms, each with its index in the file."""

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.protocol.positions import position_keys
+from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys
 from pipelines.protocol.records import HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
+from pipelines.types.vectors import one_chunk
 
 DEAD_LETTER_SCHEMA = pa.schema(
     [
@@ -70,6 +71,16 @@ def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, sou
         columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
     columns |= _history(originals, refused_by)
     return pa.table([columns[name] for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
+
+
+def with_causes(letters: pa.Table, rows: pa.Table, *beside: str) -> pa.Table:
+    """Return the dead letters of rows of a join in the order of `rows`, with their CAUSE_COLUMNS, and those named `beside`."""
+    keys = position_keys(rows)
+    place = np.argsort(keys, kind="stable")
+    order = place[np.searchsorted(keys[place], position_keys(letters))]
+    for name in (*CAUSE_COLUMNS, *beside):
+        letters = letters.append_column(name, one_chunk(rows.column(name)).take(pa.array(order)))
+    return letters.take(pa.array(np.argsort(order, kind="stable")))
 
 
 def _history(records: pa.Table, refused_by: str | None) -> dict[str, pa.ChunkedArray]:

@@ -50,13 +50,13 @@ class Deduplicated:
     entries: Entries
 
 
-def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str]) -> StageOutput:
+def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str], stage: str = "dedup") -> StageOutput:
     """Append the hash of the key in `fields` (columns of `parsed`) as KEY_COLUMNS; reject records with a null in the key.
 
-    Raise TypeError for a column that cannot be a key.
+    `stage`: the one that rejects them. Raise TypeError for a column that cannot be a key.
     """
     hashes = hash_keys(engine, [parsed.column(name) for name in fields])
-    rejections = Rejections("dedup", parsed.num_rows)
+    rejections = Rejections(stage, parsed.num_rows)
     rejections.note(hashes.is_null, "null_key", fields[0] if len(fields) == 1 else None, f"the key ({', '.join(fields)}) is null")
     for name, column in zip(KEY_COLUMNS, (hashes.hi, hashes.lo), strict=True):
         parsed = parsed.append_column(name, pa.array(column))

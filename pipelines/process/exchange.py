@@ -18,13 +18,14 @@ from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import OWN_SHARES
 from pipelines.process.arrivals import FRAMES_PER_STEP, STEP_BYTES, Arrived, steps
-from pipelines.process.buckets import Buckets, owners_of, partition_owners, shares
+from pipelines.process.buckets import BUCKET_THREADS, Buckets, owners_of, partition_owners, shares
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
+from pipelines.process.joining import Joining, frames_between, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts, run
 from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.bodies import NOTHING, Poison
+from pipelines.protocol.bodies import NOTHING, Poison, Waiting
 from pipelines.protocol.codec import Count, F, Form, Long, PartitionKey, Text, Version, from_text, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Totals
@@ -33,7 +34,6 @@ from pipelines.protocol.run_lists import Lists
 
 STAGES_PART, BUCKETS_PART = "stages", "buckets"
 """The names of the work that a lane does for process."""
-BUCKET_THREADS = 8
 _HEAD_BYTES = 4
 Admit = Callable[[Sequence[Arrived], Made], object]
 """Checks what the stages have made of some frames, and counts it; raises what stops the plan."""
@@ -69,23 +69,31 @@ class StagesReport(Form):
 
 @dataclass(frozen=True)
 class BucketsItem(Form):
-    """Some `buckets` of a plan. `holders`: by stretch, the lane that has its rows. `times`: of all frames of the plan."""
+    """Some `buckets` of a plan. `holders`: by stretch, the lane that has its rows.
+
+    Of all frames of the plan: `times`, where windows are measured on a field, and the `arrivals` in microseconds, with a join.
+    """
 
     plan: ProcessItem
     exchange: Text
     holders: tuple[Count, ...]
     buckets: tuple[Count, ...]
     times: tuple[tuple[Count, Long, Long, Count], ...] = ()
+    arrivals: tuple[Long, ...] = ()
 
 
 @dataclass(frozen=True)
 class BucketsReport(Form):
-    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets' numbers."""
+    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets' numbers.
+
+    `waiting`: the oldest left record that a join has stored in one of them.
+    """
 
     counts: Totals = field(default_factory=dict)
     tails: dict[Text, SubjectTail] = field(default_factory=dict)
     runs: Lists = field(default_factory=dict)
     late: dict[PartitionKey, Count] = field(default_factory=dict)
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +119,13 @@ def process_exchanged(
     for stretch, (report, dead_letters) in zip(stretches, staged, strict=True):
         admitted(stretch, Made(dead_letters.slice(0, 0), dead_letters, report.counts))
     times = tuple(time for report, _ in staged for time in report.times)
-    found = sorted({int(bucket) for report, _ in staged for bucket in report.rows})
+    found = sorted({*(int(bucket) for report, _ in staged for bucket in report.rows), *waiting_buckets(config, item)})
     count = lanes.parts_for(sum(frame.message.rows for frame in frames))
-    whole = BucketsItem(replace(item, poison=()), exchange, tuple(report.holder for report, _ in staged), (), times)
+    holders = tuple(report.holder for report, _ in staged)
+    # Of a plan's records that are not tried only a join meets some behind the exchange.
+    plan = item if config.join else replace(item, poison=())
+    arrivals = tuple(frame.arrival_us for frame in frames) if config.join else ()
+    whole = BucketsItem(plan, exchange, holders, (), times, arrivals)
     places = []
     for number, share in enumerate(filter(None, _dealt(found, count))):
         places.append(Place(exchange, f"item {number}"))
@@ -139,7 +151,7 @@ def _stages_item(item: ProcessItem, exchange: str, number: int, stretch: Sequenc
 
 
 def _of_buckets(whole: BucketsItem, buckets: Sequence[int]) -> BucketsItem:
-    runs = {str(bucket): whole.plan.runs[str(bucket)] for bucket in buckets if str(bucket) in whole.plan.runs}
+    runs = {key: listing for key, listing in whole.plan.runs.items() if int(key.rpartition("/")[2]) in buckets}
     return replace(whole, plan=replace(whole.plan, runs=runs), buckets=tuple(buckets))
 
 
@@ -234,18 +246,18 @@ def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
 
 
 def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, dict[int, pa.Table]]:
-    """Drop the copies of some buckets, append their rows; return the late dead letters by bucket."""
+    """Drop the copies of some buckets, or join them, and append their rows; return the late dead letters by bucket."""
     item = from_text(BucketsItem, connections.lanes.fetch(0, place.exchange, place.name))
     config = config_of(connections, item.plan.config)
     buckets = Buckets(connections, config, item.plan)
+    if config.join is not None:
+        return _joined(connections, config, item, buckets), {}
     times = _times(config, item.plan, item.times)
 
     def done(bucket: int) -> tuple[dict[str, int], pa.Table | None]:
-        found = buckets.append_bucket(bucket, _rows_of(connections, item, bucket), times)
+        found = buckets.append_bucket(bucket, joined(_rows_of(connections, item, bucket)), times)
         if config.dedup.key and connections.lanes.own:
-            # The leg deletes segments, and the copies on its own host.
-            needed = [*item.plan.runs.get(str(bucket), []), *buckets.runs[str(bucket)]]
-            connections.dedup_store(bucket).storage.discard_copies({listed[0] for listed in needed})
+            _discard_copies(connections, item.plan, buckets, str(bucket))
         return found
 
     counts, late = Counter[str](), {}
@@ -259,12 +271,29 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
     return BucketsReport(dict(counts), buckets.tails(), buckets.runs, sizes), late
 
 
+def _joined(connections: Connections, config: Program, item: BucketsItem, buckets: Buckets) -> BucketsReport:
+    """Join some buckets of a plan, and append what comes of it."""
+    rows = {bucket: joined(found) for bucket in item.buckets if (found := _rows_of(connections, item, bucket))}
+    joining = Joining(connections, config, item.plan, buckets, frames_between(item.plan, item.arrivals))
+    appended = joining.append(rows, item.buckets)
+    if connections.lanes.own:
+        for key in buckets.runs:
+            _discard_copies(connections, item.plan, buckets, key)
+    return BucketsReport(appended.counts, buckets.tails(), buckets.runs, waiting=appended.waiting)
+
+
+def _discard_copies(connections: Connections, plan: ProcessItem, buckets: Buckets, key: str) -> None:
+    """Discard copies of segments on this host that no plan needs; the leg deletes the segments, and the copies on its own host."""
+    needed = [*plan.runs.get(key, []), *buckets.runs[key]]
+    connections.segments(key).discard_copies({listed[0] for listed in needed})
+
+
 def _times(config: Program, plan: ProcessItem, times: Sequence[tuple[int, int, int, int]]) -> FrameTimes | None:
     return FrameTimes.of_rows(times, plan.watermarks, config.dedup.window_us) if config.dedup.time_field else None
 
 
-def _rows_of(connections: Connections, item: BucketsItem, bucket: int) -> pa.Table:
-    """Return the rows of a bucket from every stretch that has some, in the order of the stretches."""
+def _rows_of(connections: Connections, item: BucketsItem, bucket: int) -> list[pa.Table]:
+    """Return the rows of a bucket in every stretch that has some, in the order of the stretches."""
     lanes, found = connections.lanes, []
     for number, holder in enumerate(item.holders):
         name = f"{number} {bucket}"
@@ -273,7 +302,7 @@ def _rows_of(connections: Connections, item: BucketsItem, bucket: int) -> pa.Tab
             found.append(table)
         elif content := lanes.fetch(holder, item.exchange, name):
             found.append(decode_parcel(content))
-    return joined(found)
+    return found
 
 
 def _closed(
@@ -291,6 +320,7 @@ def _closed(
     counts: Counter[str] = Counter()
     tails: dict[str, SubjectTail] = {}
     runs: Lists = {}
+    waiting = [report.waiting for report, _ in appended if report.waiting]
     for report, late in appended:
         counts.update(report.counts)
         tails |= report.tails
@@ -300,7 +330,8 @@ def _closed(
     for bucket, letters in sorted(by_bucket.items()):
         buckets.append_dead_letters(bucket, letters)
     last = _times(config, item, times)
-    return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, last.last if last else None)
+    oldest = min(waiting, key=lambda one: (one.sequence, one.ordinal), default=None)
+    return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, last.last if last else None, oldest)
 
 
 def _packed(report: Form, content: bytes) -> bytes:

@@ -1,26 +1,25 @@
 """The process leg's work on raw frames: through the stages, and then to the buckets.
 
-Without dedup a bucket holds the records of its Kafka partitions. With dedup it holds keys: all rows of a plan in a bucket are handled
-together. `maintenance.rebuild` does the first part of the work again.
+Without dedup a bucket holds the records of its Kafka partitions. With dedup, or a join, it holds keys: all rows of a plan in a bucket are
+handled together. `maintenance.rebuild` does the first part of the work again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
 from pipelines.errors import UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
-from pipelines.process.buckets import Buckets, key_owners, partition_owners, shares
-from pipelines.process.exchange import BUCKET_THREADS, process_exchanged, run_step
-from pipelines.process.isolation import INTERNAL_ERROR, UNDECIDED, Decided, expanded
+from pipelines.process.buckets import BUCKET_THREADS, Buckets, key_owners, partition_owners, shares
+from pipelines.process.exchange import process_exchanged, run_step
+from pipelines.process.isolation import undecided
 from pipelines.process.items import ProcessItem, ProcessReport
+from pipelines.process.joining import Appended, Joining, frames_of, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import Watermarks
@@ -66,10 +65,14 @@ def _process_here(
     buckets = Buckets(connections, config, item)
     portions = steps(frames, STEP_BYTES // config.widening, item.step_frames)
     passed = (admitted(step, run_step(connections, config, step, item.poison)) for step in portions)
-    if not config.dedup.key:
+    if not config.is_keyed:
         _append_in_order(buckets, passed)
         return ProcessReport({}, buckets.tails(), buckets.runs)
     rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
+    if config.join is not None:
+        appended = _append_joined(connections, config, item, buckets, rows, frames)
+        _append_by_key(buckets, config, rows.slice(0, 0), rejected, None)
+        return ProcessReport(appended.counts, buckets.tails(), buckets.runs, waiting=appended.waiting)
     times = frame_times(rows, frames, item.watermarks, config)
     counts = _append_by_key(buckets, config, rows, rejected, times)
     return ProcessReport(dict(counts), buckets.tails(), buckets.runs, times.last if times is not None else None)
@@ -85,6 +88,14 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
             last = publisher.submit(buckets.append, rows, rejected)
         if last is not None:
             last.result()
+
+
+def _append_joined(
+    connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, rows: pa.Table, frames: Sequence[Arrived]
+) -> Appended:
+    """Join the rows of a plan with what waits; return what has come of it."""
+    joining = Joining(connections, config, item, buckets, frames_of(item, frames))
+    return joining.append(dict(shares(rows, key_owners(rows, config.buckets))), waiting_buckets(config, item))
 
 
 def _append_by_key(buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None) -> Counter[str]:
@@ -119,14 +130,3 @@ def _admitted(
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     add_counts(counts, made.counts)
     return made.rows, made.dead_letters
-
-
-def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
-    """Return the dead letters whose code says that they must be decided and are not yet, in the form of `UndecidedError`."""
-    found = rejected.filter(pc.is_in(rejected.column("code"), value_set=pa.array(sorted(UNDECIDED))))
-    if found.num_rows == 0:
-        return []
-    known = {(place[0], place[1]) for place in expanded(decided)}
-    columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message", "code")
-    places = (list(place) for place in zip(*(found.column(name).to_pylist() for name in columns), strict=True))
-    return [place[:5] if place[5] == INTERNAL_ERROR else place for place in places if (place[0], place[1]) not in known]

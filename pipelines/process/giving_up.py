@@ -34,7 +34,7 @@ def given_up(
         partition = int(frame.subject.rpartition(".")[2])
         bucket = bucket_of_partition(partition, config.buckets)
         if bucket not in written:
-            written[bucket] = Position(0, 0) if config.dedup.key else _last_written(connections, bucket)
+            written[bucket] = Position(0, 0) if config.is_keyed else _last_written(connections, bucket)
         last = written[bucket]
         first = last.ordinal + 1 if last.sequence == frame.sequence else 0
         if frame.sequence >= last.sequence and first < frame.rows and (frame.sequence, first) not in known:

@@ -8,10 +8,12 @@ is never a record's fault, nor is an error that the stage raises without any rec
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.functions.spec import HOST_CODES
 from pipelines.host import is_of_host
@@ -64,6 +66,17 @@ def take_out(table: pa.Table, decided: Decided) -> StageOutput:
     is_decided = np.isin(present, position_keys(wanted))
     rows = [row for row, is_here in zip(decided, np.isin(position_keys(wanted), present), strict=True) if is_here]
     return StageOutput(table.filter(pa.array(~is_decided)), _rejected(rows))
+
+
+def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
+    """Return the dead letters whose code says that they must be decided and are not yet, in the form of `UndecidedError`."""
+    found = rejected.filter(pc.is_in(rejected.column("code"), value_set=pa.array(sorted(UNDECIDED))))
+    if found.num_rows == 0:
+        return []
+    known = {(place[0], place[1]) for place in expanded(decided)}
+    columns = ("_tf_sequence", "_tf_ordinal", "_tf_partition", "stage", "message", "code")
+    places = (list(place) for place in zip(*(found.column(name).to_pylist() for name in columns), strict=True))
+    return [place[:5] if place[5] == INTERNAL_ERROR else place for place in places if (place[0], place[1]) not in known]
 
 
 class _Search:

@@ -22,10 +22,11 @@ from pipelines.process.frames import process_frames
 from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.stage_config import config_of
+from pipelines.process.ticks import TickedInput
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, Entry, stored_form
-from pipelines.protocol.naming import bucket_of_partition
+from pipelines.protocol.naming import bucket_of_partition, listed_as
 from pipelines.protocol.positions import Position, differences
 from pipelines.protocol.records import Message
 from pipelines.protocol.run_lists import Lists, Offers, RunLists, digest_of_names
@@ -73,7 +74,15 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
 
     def open_input(self) -> StreamInput:
         connections = self.connections
-        return StreamInput(connections.log, connections.names, self.name, connections.config.topology.upstream(self.name), Hold())
+        upstream = connections.config.topology.upstream(self.name)
+        if config_of(connections, connections.run.stage_config).join is not None:
+            return TickedInput(connections.log, connections.names, self.name, upstream, self._next_end_us)
+        return StreamInput(connections.log, connections.names, self.name, upstream, Hold())
+
+    def _next_end_us(self) -> int | None:
+        """Return when the window of the oldest waiting left record ends; None if none waits."""
+        done, join = self._done, config_of(self.connections, self.connections.run.stage_config).join
+        return done.waiting.arrival_us + join.windows.left_us if done and done.waiting and join else None
 
     @property
     def _lists(self) -> RunLists:
@@ -109,13 +118,13 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             )
 
     def _check_clock(self) -> None:
-        """Compare the arrival with the server's clock, if dedup uses the arrival; warn or halt if it is ahead, as the file says.
+        """Compare the arrival with the server's clock, if windows are measured on it; warn or halt if it is ahead, as the file says.
 
         The arrival never steps back. A planned range is finished first, so that `reset-clock` finds none.
         """
         done, log = self._done, self.connections.log
         config = config_of(self.connections, self.connections.run.stage_config)
-        if done is None or not config.dedup.key or config.dedup.time_field or time.monotonic() < self._next_clock:
+        if done is None or not config.is_keyed or config.dedup.time_field or time.monotonic() < self._next_clock:
             return
         self._next_clock = time.monotonic() + CLOCK_SECONDS
         limits = self.connections.config.resources.nats
@@ -125,7 +134,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         if ahead > limits.max_clock_ahead:
             warning = (
                 f"the arrival of the last record is {format_duration(ahead)} ahead of NATS's clock, which was ahead and stepped back: "
-                "until it is there again the windows of dedup stand still, and records are dropped as copies of older ones; set the "
+                "until it is there again windows stand still, and records are compared with older ones than they should be; set the "
                 "clock of the server right, stop the pipeline and run `tallyflow reset-clock`"
             )
             if limits.clock_ahead == "halt":
@@ -141,26 +150,24 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         if self._attempts[1] > 1 or plan.epoch != self.chain.state.epoch or self.connections.lanes.take_late():
             self._sweep()
             return
-        for bucket, names in before.items():
-            for name in names - now.get(bucket, set()):
-                self.connections.dedup_store(int(bucket)).storage.delete(name)
+        for key, names in before.items():
+            for name in names - now.get(key, set()):
+                self.connections.segments(key).delete(name)
 
     def _listed(self) -> dict[str, set[str]]:
-        """Return the names of the live segments, by bucket."""
+        """Return the names of the live segments, by store and bucket."""
         runs = self._lists.of(self._listed_by)
-        return {bucket: {listed[0] for listed in listing} for bucket, listing in runs.items()}
+        return {key: {listed[0] for listed in listing} for key, listing in runs.items()}
 
     def _sweep(self) -> None:
         """Delete segments that no `done` lists and no open plan may still need: killed attempts have left them."""
         config = config_of(self.connections, self.connections.run.stage_config)
-        if not config.dedup.key:
-            return
         listed, done_to = self._listed(), self.chain.state.to or 0
-        for bucket in range(config.buckets):
-            storage = self.connections.dedup_store(bucket).storage
-            storage.discard_copies(listed.get(str(bucket), set()))
+        for key in (listed_as(store, bucket) for store in config.stores for bucket in range(config.buckets)):
+            storage = self.connections.segments(key)
+            storage.discard_copies(listed.get(key, set()))
             for name in storage.names():
-                if name not in listed.get(str(bucket), set()) and made_for(name) <= done_to:
+                if name not in listed.get(key, set()) and made_for(name) <= done_to:
                     storage.delete(name)
 
     def covers(self, end: Offset) -> bool:
@@ -236,9 +243,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         config = config_of(self.connections, plan.config)
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
-            # With dedup nothing is written before every record of the plan has passed the stages.
-            places = range(config.buckets) if config.dedup.key else [bucket_of_partition(partition, config.buckets)]
-            storage = Position(plan.start + 1, 0) if config.dedup.key else Position(sequence, ordinal)
+            # With dedup, or a join, nothing is written before every record of the plan has passed the stages.
+            places = range(config.buckets) if config.is_keyed else [bucket_of_partition(partition, config.buckets)]
+            storage = Position(plan.start + 1, 0) if config.is_keyed else Position(sequence, ordinal)
             for bucket in places:
                 first[bucket] = min(first.get(bucket, storage), storage)
         names, log = self.connections.names, self.connections.log
@@ -271,6 +278,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             clock_resets=item.clock_resets,
             watermarks=item.watermarks if report.watermarks is None else report.watermarks,
             input=input_mark(arrived[-1].message),
+            waiting=report.waiting,
             ends={role: self._end_of(role, tails) for role in (*self.connections.config.topology.writes(self.name), "duplicates")},
             arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
         )
@@ -285,8 +293,11 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             tails=dict(self._tails),
             runs=self._lists.of(self._listed_by),
             step_frames=self._step_frames,
+            oldest=plan.start + 1,
         )
         done = self._done
+        if done is not None and done.waiting is not None:
+            item = replace(item, oldest=done.waiting.sequence)
         return item if done is None else replace(item, clock_us=done.clock_us, clock_resets=done.clock_resets, watermarks=done.watermarks)
 
     def _closing(self, done: ProcessDone) -> ProcessDone:
@@ -314,7 +325,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         adopted = dict(runs)
         for bucket, one in stored_form(Offers, offer).buckets.items():
             present = runs.get(bucket, [])
-            storage = self.connections.dedup_store(int(bucket)).storage
+            storage = self.connections.segments(bucket)
             if digest_of_names(present[: one.count]) == one.names and all(storage.size(listed[0]) for listed in one.output):
                 adopted[bucket] = [*one.output, *present[one.count :]]
         self._seen_offer = offer.sequence

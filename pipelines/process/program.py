@@ -3,7 +3,7 @@
 In: a pipeline file and the facts of its tables (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
 letters of raw frames (`run`). The records of each source pass steps of their own first; then those of all pass the rest together, in
 position order. The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it: the table's
-columns cross the exchange, not the fields.
+columns cross the exchange, not the fields. With a join it ends before the join: the steps behind that run after the exchange (`joining`).
 """
 
 import hashlib
@@ -26,8 +26,10 @@ from pipelines.process.mapping.step import TargetColumn
 from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
+from pipelines.process.steps.join import Join
 from pipelines.process.steps.mapping import MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
+from pipelines.protocol.naming import DEDUP_STORE, LEFT_STORE, RIGHT_STORE
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.positions import in_position_order
 from pipelines.protocol.records import StageOutput, joined
@@ -35,7 +37,7 @@ from pipelines.protocol.topology import SINK
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
-RELEASE = 5
+RELEASE = 6
 """Format and meaning of programs.
 
 Raised when a release would store programs differently, or produce other rows for the same records.
@@ -86,8 +88,9 @@ class Program:
 
     `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
 
-    Raise ValueError unless the mapping is the last step, and at most one has state. That one's own part, which drops copies, runs after all
-    others: what a transform behind it drops is marked until then, and needs an outcome of its own.
+    Raise ValueError unless the mapping is the last step, and at most one has state. Of dedup the own part, which drops copies, runs after
+    all others: what a transform behind it drops is marked until then, and needs an outcome of its own. A join is the first step, of two
+    lanes.
     """
 
     release: int
@@ -104,9 +107,17 @@ class Program:
         keyed = [index for index, step in enumerate(self.shared) if step.state is State.PER_BUCKET]
         if len(keyed) > 1:
             raise ValueError(f"step {self.shared[keyed[0]].name} must be the only one with state")
+        if self.join is not None:
+            self._check_join(self.join, keyed)
+            return
         for step in self.shared[keyed[0] + 1 : -1] if keyed else ():
             if len({*step.outcomes} - {REJECTED}) > 1:
                 raise ValueError(f"step {step.name} drops with several outcomes, so it must be before {self.shared[keyed[0]].name}")
+
+    def _check_join(self, join: Join, keyed: Sequence[int]) -> None:
+        if keyed != [0] or {*self.sources} != {join.left.source, join.right.source}:
+            raise ValueError("a join is the first of the steps of all records, and joins the two sources of the program")
+        _ = self.lane_paths
 
     def encode(self) -> bytes:
         record = {"release": self.release, "buckets": self.buckets, "lanes": [lane.encode() for lane in self.lanes]}
@@ -153,6 +164,21 @@ class Program:
         """The step that drops copies, or NO_DEDUP."""
         return next((step for step in self.shared if isinstance(step, Dedup)), NO_DEDUP)
 
+    @cached_property
+    def join(self) -> Join | None:
+        """The step that joins the two sources."""
+        return next((step for step in self.shared if isinstance(step, Join)), None)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether rows cross the exchange by a key, and not by their Kafka partition."""
+        return bool(self.dedup.key) or self.join is not None
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The key stores that the steps with state keep, per bucket."""
+        return (RIGHT_STORE, LEFT_STORE) if self.join is not None else (DEDUP_STORE,) if self.dedup.key else ()
+
     @property
     def before_dedup(self) -> Columns:
         """The fields before the step that drops copies, with their types."""
@@ -195,6 +221,9 @@ class Program:
         """How many times the size of their records rows may take."""
         read = [column.field for table in self.tables.routed for column in table.columns]
         whole = [{column.name for column in lane.parse.columns if column.is_whole} for lane in self.lanes]
+        if self.join is not None:
+            # A joined record may hold whole records of both sides, under other names.
+            return self.tables.widening + sum(map(len, whole)) + 1
         return self.tables.widening + max(sum(name in names for name in read) for names in whole)
 
     @cached_property
@@ -210,11 +239,15 @@ class Program:
     @cached_property
     def lane_paths(self) -> tuple[Path, ...]:
         """The path of each lane, in their order."""
+        if (join := self.join) is not None:
+            return tuple(_path({}, (*lane.steps, join.of_source(lane.source)), ())[0] for lane in self.lanes)
         return tuple(_path({}, lane.steps, self.shared)[0] for lane in self.lanes)
 
     @cached_property
     def shared_path(self) -> Path:
-        """The steps of all records before the exchange."""
+        """The steps of all records: before the exchange, or, with a join, those behind it."""
+        if (join := self.join) is not None:
+            return _path(join.columns_out({}), self.shared[1:], ())[0]
         return _path(self._after_lanes, self.shared, ())[0]
 
     @cached_property
@@ -269,7 +302,7 @@ class Made:
     """The output of a program for raw frames.
 
     With dedup, `rows` are the rows that cross the exchange, and are not counted as written yet; those with a mark (`drop_marks`) come last,
-    or, if windows are measured on a field, all are in position order.
+    or, if windows are measured on a field, all are in position order. With a join they are the rows of both sides, in position order.
     """
 
     rows: pa.Table
@@ -288,7 +321,7 @@ def run(
     passed = run_records(program, engine, records, decided, renew)
     rejected = passed.rejected
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
-    if not program.dedup.key:
+    if not program.is_keyed:
         counts |= program.tables.counts(passed.accepted)
     if rejected.num_rows:
         reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
@@ -312,6 +345,10 @@ def run_records(
     by_lane = list(zip(program.lane_paths, program.by_lane(tried.accepted), strict=True))
     present = [(path, mine) for path, mine in by_lane if mine.num_rows] or by_lane[:1]
     lanes = [pass_through(path, context, mine, renew) for path, mine in present]
+    if program.join is not None:
+        rejected = pa.concat_tables([tried.rejected, *(lane.rejected for lane in lanes)])
+        dropped = sum((Counter(lane.dropped) for lane in lanes), Counter[str]())
+        return StageOutput(in_position_order(joined([lane.accepted for lane in lanes])), rejected, dropped)
     passed = pass_through(program.shared_path, context, program.united([lane.accepted for lane in lanes]), renew)
     rejected = pa.concat_tables([tried.rejected, *(part.rejected for part in (*lanes, passed))])
     dropped = sum((Counter(part.dropped) for part in (*lanes, passed)), Counter[str]())

@@ -2,10 +2,10 @@
 
 With compare-and-set on the subject's last sequence, a replay, another batch boundary, a second attempt of a task, even a forgotten second
 runner can only write the same rows or nothing. The rule applies to raw frames (position: Kafka offset), out frames and dead letters
-(position: raw sequence, ordinal, emit).
+(position: raw sequence, ordinal, emit; of rows of a join the same of their causes).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -117,18 +117,22 @@ def last_position(message: Message) -> Position:
     return Position.parse(message.headers[HEADER_LAST])
 
 
-def append_rows(appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None) -> list[Written[Position]]:
-    """Append the rows of a position-sorted table that the subject does not hold yet; return the frames written now.
+def append_rows(
+    appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None, beside: Sequence[str] = ()
+) -> list[Written[Position]]:
+    """Append the rows of a table, in the order of its positions, that the subject does not hold yet; return the frames written now.
 
-    `headers` are set on each frame, besides the headers that name the covered positions.
+    `headers` are set on each frame, besides the headers that name the covered positions. `beside`: columns that are not written.
     """
     written: list[Written[Position]] = []
     if table.num_rows == 0:
         return written
     rest = beyond(table, appender.tail.position)
     while rest.num_rows:
-        for part, payload in appender.framing.cut(rest):
-            first, last = first_and_last(part)
+        done = 0
+        for part, payload in appender.framing.cut(rest.drop_columns([*beside])):
+            first, last = first_and_last(rest.slice(done, part.num_rows))
+            done += part.num_rows
             frame = appender.append(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
             if frame is None:
                 break

@@ -112,6 +112,18 @@ NOTHING = Watermarks()
 
 
 @dataclass(frozen=True)
+class Waiting(Form):
+    """The oldest left record that a join has stored while its window is open: raw sequence, ordinal, and arrival in microseconds.
+
+    It may have met a right record since. Raw keeps the records from there on.
+    """
+
+    sequence: Count
+    ordinal: Count
+    arrival_us: Long
+
+
+@dataclass(frozen=True)
 class PageReference(Form):
     """A reference to the pages that list the live segments of the key store (`run_lists`).
 
@@ -139,7 +151,7 @@ class ProcessDone(Done):
     """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of this frame.
 
     `ends`: the last sequences of the streams that the sinks read, by role, and of `duplicates`. `arrivals` of the range's frames: the
-    first, then the difference of each frame from the one before it.
+    first, then the difference of each frame from the one before it. `waiting`: after this range, if there is a join.
     """
 
     start: Count
@@ -152,6 +164,7 @@ class ProcessDone(Done):
     input: InputMark | None = None
     ends: dict[Text, Count] = field(default_factory=dict)
     runs: PageReference | None = None
+    waiting: Waiting | None = None
     arrivals: tuple[Long, ...] = ()
 
 

@@ -28,6 +28,7 @@ def subject_token(text: str) -> str:
     return _escaped(text, _SPECIAL)
 
 
+_TICK = "=tick"
 _NAME_MARK = "=3A"
 """The colon of a leg's id in its token."""
 
@@ -73,6 +74,10 @@ class Names:
 
     def raw(self, source: str, partition: int) -> str:
         return f"tf.{self.pipeline}.raw.{subject_token(source)}.{partition}"
+
+    def tick(self) -> str:
+        """Return the raw subject of frames without records, which only show that time has passed; no source has this token."""
+        return f"tf.{self.pipeline}.raw.{_TICK}.0"
 
     def redriven(self, source: str, partition: int) -> str:
         """Return the subject of redriven dead letters, by the Kafka partition from which they came."""
@@ -139,9 +144,18 @@ class Names:
         return _below(state_uri, self.pipeline) if state_uri else str(directory / "state")
 
 
-def dedup_storage(state_storage: str, bucket: int) -> str:
-    """Return the place of one bucket's segments of the dedup store."""
-    return _below(state_storage, f"dedup/{bucket}")
+DEDUP_STORE, RIGHT_STORE, LEFT_STORE = "dedup", "join-right", "join-left"
+"""The key stores: accepted keys of dedup, and of a join the newest right records, and the left records that wait."""
+
+
+def listed_as(store: str, bucket: int) -> str:
+    """Return the key of the list of one bucket's live segments of a store (`run_lists`): for dedup the bucket alone."""
+    return str(bucket) if store == DEDUP_STORE else f"{store}/{bucket}"
+
+
+def segments_place(state_storage: str, key: str) -> str:
+    """Return the place of the segments that are listed under a key."""
+    return _below(state_storage, key if "/" in key else f"{DEDUP_STORE}/{key}")
 
 
 def _below(storage: str, name: str) -> str:
@@ -174,6 +188,11 @@ def bucket_of_partition(partition: Partitions, buckets: int) -> Partitions:
 def is_redriven(subject: str) -> bool:
     """Return True for the raw subject of redriven dead letters."""
     return subject.split(".")[4:5] == ["redrive"]
+
+
+def is_tick(subject: str) -> bool:
+    """Return True for the raw subject of `Names.tick`."""
+    return subject.split(".")[3:4] == [_TICK]
 
 
 def is_then_dropped(subject: str) -> bool:

@@ -39,9 +39,12 @@ DIVERTED = Outcome("rows_diverted", "refused into the fallback", is_rare=True)
 ABANDONED = Outcome("rejected.sink.abandoned", "abandoned (dead letters)", is_rare=True)
 """Rows abandoned by `tallyflow plan abandon`: dead letters, too."""
 
+WAITING = Outcome("waited", "waiting in the join", less="waited_no_more", is_rare=True)
+"""Left records that a join has stored, less those that have met a right one, or whose window has ended, since."""
+
 BY_KIND: dict[str, list[Outcome]] = {
     "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
-    "process": [WRITTEN, DUPLICATE, REJECTED],
+    "process": [WRITTEN, DUPLICATE, WAITING, REJECTED],
     "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED, DIVERTED],
 }
 """The outcomes by kind of leg, in their order in reports."""

@@ -27,6 +27,11 @@ _SEQUENCE_AND_ORDINAL = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
 
 SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
 """The columns of a record's position."""
+CAUSE_COLUMNS = ("_tf_cause_sequence", "_tf_cause_ordinal", "_tf_cause_emit")
+"""The position of the record that made a row of a join appear, and the number of the row among those of its cause in the bucket.
+
+Such rows stand on their subjects in the order of their causes, and headers of frames name causes.
+"""
 RawPositions = npt.NDArray[np.uint64]
 """Packed positions."""
 NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
@@ -131,12 +136,22 @@ def in_position_order(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.argsort(keys, kind="stable")))
 
 
+def _places(table: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray | None]:
+    """Return the columns by which the rows are sorted: of their causes, or else of their positions; the last may be missing."""
+    if CAUSE_COLUMNS[0] in table.column_names:
+        sequence, ordinal, emit = (table.column(name) for name in CAUSE_COLUMNS)
+        return sequence, ordinal, emit
+    sequence, ordinal = (table.column(name) for name in SEQUENCE_AND_ORDINAL)
+    return sequence, ordinal, table.column("_tf_emit") if "_tf_emit" in table.column_names else None
+
+
 def beyond(table: pa.Table, last: Position | None) -> pa.Table:
-    """Return the rows of a position-sorted table after `last` (exclusive); all of them if `last` is None."""
+    """Return the rows of a table in the order of its positions after `last` (exclusive); all of them if `last` is None."""
     if last is None or table.num_rows == 0 or last < first_and_last(table)[0]:
         return table
-    sequence, ordinal = table.column("_tf_sequence"), table.column("_tf_ordinal")
-    emit = table.column("_tf_emit") if "_tf_emit" in table.column_names else pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)
+    sequence, ordinal, emit = _places(table)
+    if emit is None:
+        emit = pa.repeat(pa.scalar(0, pa.uint32()), table.num_rows)
     same_record = pc.and_(pc.equal(sequence, last.sequence), pc.equal(ordinal, last.ordinal))
     later_record = pc.or_(
         pc.greater(sequence, last.sequence),
@@ -146,11 +161,11 @@ def beyond(table: pa.Table, last: Position | None) -> pa.Table:
 
 
 def first_and_last(table: pa.Table) -> tuple[Position, Position]:
-    """Return the positions of the first and the last row of a non-empty, position-sorted table."""
+    """Return the positions of the first and the last row of a non-empty table in their order; of rows of a join those of their causes."""
+    sequence, ordinal, emit = _places(table)
 
     def at(row: int) -> Position:
-        emit = table.column("_tf_emit")[row].as_py() if "_tf_emit" in table.column_names else 0
-        return Position(table.column("_tf_sequence")[row].as_py(), table.column("_tf_ordinal")[row].as_py(), emit)
+        return Position(sequence[row].as_py(), ordinal[row].as_py(), 0 if emit is None else emit[row].as_py())
 
     return at(0), at(table.num_rows - 1)
 

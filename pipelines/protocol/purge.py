@@ -3,8 +3,9 @@
 A leg purges its input in steps of its own `done` entries: the newest one that may be the oldest kept one is the **floor**. Below its `to`
 frames are purged from the stream, below its plan entries are purged from the chain, so stream and chain always reach back to the same
 range. Kept in any case: the last message of every subject (a resume point), the frame at `done.to` (its digest is verified), raw frames of
-out rows that are not confirmed yet (ClickHouse may refuse such a row, and its dead letter is made of the raw record), and raw frames that
-ingest has not confirmed (it reads them back to count them). The extent of a purge is on the ledger before anything is purged.
+out rows that are not confirmed yet (ClickHouse may refuse such a row, and its dead letter is made of the raw record), raw frames of left
+records that wait in a join (for the same reason), and raw frames that ingest has not confirmed (it reads them back to count them). The
+extent of a purge is on the ledger before anything is purged.
 
 A purge names a sequence below an existing `done`, and `done` never steps back. So every purge, however late, even from a runner that was
 fenced, removes only messages that were allowed to be purged when it was decided.
@@ -28,7 +29,7 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
 from pipelines.protocol.naming import REDRIVE, Names, is_redriven
 from pipelines.protocol.positions import Position
-from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, Message, instant
+from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, HEADER_OLDEST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
 from pipelines.protocol.topology import RAW, LegId, Topology
 
@@ -219,6 +220,9 @@ class Purge:
             return
         now = _clock(chain.done.body, newest)
         limit, anywhere = self._limits(chain.done.body.to if self._role else 1)
+        if isinstance(chain.done.body, ProcessDone) and chain.done.body.waiting is not None:
+            kept_from = chain.done.body.waiting.sequence - 1
+            limit, anywhere = min(limit, kept_from), min(anywhere, kept_from)
         floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
         if self._role:
             _decide(self._log, self._names, self._role, self._decision(floor, min(anywhere, crowded_out), now))
@@ -304,8 +308,11 @@ class Purge:
             frames = self._log.fetch(stream, self._names.subjects(sink.reads), confirmed, written.last_sequence)
             return min((Position.parse(frame.headers[HEADER_FIRST]).sequence - 1 for frame in frames), default=0)
         waiting = self._log.get(stream, confirmed + 1)
-        # If it is missing, the sink has confirmed and purged it since.
-        return Position.parse(waiting.headers[HEADER_FIRST]).sequence - 1 if waiting else 0
+        if waiting is None:
+            # The sink has confirmed and purged it since.
+            return 0
+        oldest = waiting.headers.get(HEADER_OLDEST)
+        return (int(oldest) if oldest else Position.parse(waiting.headers[HEADER_FIRST]).sequence) - 1
 
     def _ingests(self) -> dict[LegId, ChainState[IngestPlan, IngestDone]]:
         """Read the chains of the ingest legs."""

@@ -110,6 +110,8 @@ HEADER_TOPIC_ID = "Tf-Topic-Id"
 HEADER_PARTITION = "Tf-Partition"
 HEADER_RUN = "Tf-Run"
 HEADER_SKIPPED = "Tf-Skipped"
+HEADER_OLDEST = "Tf-Oldest"
+"""Header of an out frame with rows of a join: no row of it, or of a later frame, is of a raw frame before this sequence."""
 HEADER_CONFIG = "Tf-Config"
 """Header of an out frame: the version of the configuration under which its rows were made."""
 

@@ -1,4 +1,4 @@
-"""The live segments of the key store, by bucket: pages on a stream; a `done` of the process leg names the last page.
+"""The live segments of the key stores, by store and bucket: pages on a stream; a `done` of the process leg names the last page.
 
 Inside a `done` the lists would grow with buckets and segments, and every batch would repeat them. So a batch writes its changes as a page
 (or several of PAGE_BYTES) before the `done` that refers to it. A page names its predecessor by sequence and digest, so the last page
@@ -30,7 +30,7 @@ MOST_CHANGES = 64
 Listing = list[list[Any]]
 """The live segments of a bucket, oldest first: name, rows, newest time, digest."""
 Lists = dict[str, Listing]
-"""Listings by bucket; a bucket without a segment has none, or an empty one."""
+"""Listings by store and bucket (`naming.listed_as`); one without a segment has none, or an empty one."""
 Change = tuple[int, int, Listing, Listing]
 Changes = dict[str, Change]
 
@@ -81,7 +81,7 @@ class RunLists:
         before, reference = self.of(of_last), self._reference
         changes = {
             bucket: _change(before.get(bucket, []), lists.get(bucket, []))
-            for bucket in sorted({*before, *lists}, key=int)
+            for bucket in sorted({*before, *lists}, key=_place)
             if before.get(bucket, []) != lists.get(bucket, [])
         }
         if not changes:
@@ -135,6 +135,12 @@ class RunLists:
                 f"with `tallyflow rebuild-state`, or restore {self._stream} and the other streams from backups of one moment"
             )
         return message.payload
+
+
+def _place(key: str) -> tuple[str, int]:
+    """Return the sort key of the key of a list: the bucket counts as a number."""
+    store, _, bucket = key.rpartition("/")
+    return store, int(bucket)
 
 
 def _pages(changes: Changes) -> Iterator[Changes]:

@@ -24,8 +24,10 @@ from pipelines.protocol.naming import bucket_of_subject
 from pipelines.protocol.positions import Position, RawPositions, position_keys
 from pipelines.protocol.records import HEADER_CONFIG, decode_columns, describe_frame
 from pipelines.sink.chunks import Chunk
-from pipelines.sink.refused_rows import PLACE, Refused
+from pipelines.sink.refused_rows import Refused
 from pipelines.types.engine import Engine
+
+_PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
 class _Found(NamedTuple):
@@ -76,7 +78,7 @@ def _found(chunk: Chunk, refused: Refused) -> _Found:
         bucket = bucket_of_subject(message.subject)
         begin, end = (bisect_left(refused, (row,)) for row in (first, first + message.rows))
         if begin < end:
-            rows = decode_columns(message.payload, PLACE, describe_frame(message))
+            rows = decode_columns(message.payload, _PLACE, describe_frame(message))
             places.append(rows.take(pa.array([row - first for row, _ in refused[begin:end]])))
             buckets += [bucket] * (end - begin)
         last_of[bucket] = last_position(message)

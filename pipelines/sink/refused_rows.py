@@ -1,7 +1,8 @@
 """Dead letters of the sink: rows that ClickHouse refuses or that were abandoned, with the records from which they were made.
 
-A dead letter's subject is `dlq.<leg>.<bucket>` of the out frame that holds the row. Rows of one bucket are in position order there, so
-these dead letters are appended by the position rule like all others, and a replay appends nothing.
+A dead letter's subject is `dlq.<leg>.<bucket>` of the out frame that holds the row. Rows of one bucket are in the order of their positions
+there, those of a join in that of their causes, so these dead letters are appended by the position rule like all others, and a replay
+appends nothing.
 """
 
 from bisect import bisect_left
@@ -11,19 +12,18 @@ import pyarrow as pa
 
 from pipelines.engine.connections import Connections
 from pipelines.process.arrivals import read_again
-from pipelines.process.dead_letter_rows import dead_letters
+from pipelines.process.dead_letter_rows import dead_letters, with_causes
 from pipelines.process.rejection_limit import describe_position
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.append import Appender, append_rows, last_position
 from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
-from pipelines.protocol.positions import Position
-from pipelines.protocol.records import Message, decode_frame, describe_frame
+from pipelines.protocol.positions import CAUSE_COLUMNS, SEQUENCE_AND_ORDINAL, Position
+from pipelines.protocol.records import REJECTED_SCHEMA, Message, decode_frame, describe_frame
 from pipelines.sink.chunks import Chunk
 
 Refused = tuple[tuple[int, str], ...]
 """(row, reason), rows counted from 0 within the chunk, ascending."""
-PLACE = ["_tf_sequence", "_tf_ordinal", "_tf_arrival"]
 
 
 def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refused: Refused, abandoned: Refused = ()) -> None:
@@ -45,10 +45,13 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = dead_letters(records, rejected.drop_columns(["_tf_arrival"]), plan.config, source=None, refused_by=leg)
+        table = dead_letters(records, rejected.select(REJECTED_SCHEMA.names), plan.config, source=None, refused_by=leg)
         stream, subject = names.stream("dlq"), names.dead_letters(leg, bucket)
         appender = Appender(connections.log, stream, subject, last_position, last_of[bucket], framing=connections.means.framing)
-        append_rows(appender, table)
+        if CAUSE_COLUMNS[0] in rejected.column_names:
+            append_rows(appender, with_causes(table, rejected), beside=CAUSE_COLUMNS)
+        else:
+            append_rows(appender, table)
 
 
 def describe_row(chunk: Chunk, row: int) -> str:
@@ -61,11 +64,16 @@ def describe_row(chunk: Chunk, row: int) -> str:
 
 
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
-    """Return REJECTED_SCHEMA and `_tf_arrival` of the refused and abandoned rows of one out frame: (row, code, reason)."""
+    """Return REJECTED_SCHEMA of the refused and abandoned rows of one out frame, (row, code, reason) each, their arrivals, and causes."""
     places, codes, reasons = zip(*coded, strict=True)
-    rows = decode_frame(message.payload, describe_frame(message)).select(PLACE).take(pa.array(places))
+    frame = decode_frame(message.payload, describe_frame(message))
+    beside = ["_tf_arrival", *(name for name in CAUSE_COLUMNS if name in frame.column_names)]
+    rows = frame.select([*SEQUENCE_AND_ORDINAL, *beside]).take(pa.array(places))
     rejections = Rejections("sink", len(places))
     by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}
     rejections.note_each(np.array(by_code["refused"], dtype=np.int64), "refused", None, [reasons[row] for row in by_code["refused"]])
     rejections.note_each(np.array(by_code["abandoned"], dtype=np.int64), "abandoned", None, [reasons[row] for row in by_code["abandoned"]])
-    return rejections.split(rows, rows).rejected.append_column("_tf_arrival", rows.column("_tf_arrival"))
+    rejected = rejections.split(rows, rows).rejected
+    for name in beside:
+        rejected = rejected.append_column(name, rows.column(name))
+    return rejected

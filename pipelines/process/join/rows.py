@@ -13,15 +13,13 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.process.join.outcomes import OWN, Outcomes, decide
 from pipelines.process.join.sides import Frames, Side, before
 from pipelines.process.join.stores import JoinStores
-from pipelines.protocol.positions import RawPositions, ordinals_of, sequences_of
+from pipelines.protocol.positions import CAUSE_COLUMNS, RawPositions, ordinals_of, sequences_of
 from pipelines.protocol.records import INSTANT
 
 GATHERED_ROWS = 64 * 1024
 """Rows to look up at once, fewer if they are large: each segment costs some 0.1 ms."""
 GATHERED_BYTES = 64 * 1024 * 1024
 SLICE_BYTES = 32 * 1024 * 1024
-CAUSE_COLUMNS = ("_tf_cause_sequence", "_tf_cause_ordinal", "_tf_cause_emit")
-"""The position of the record that made a row appear, and the number of the row among those of its cause in the bucket."""
 RIGHT_COLUMNS = ("_tf_right_sequence", "_tf_right_ordinal")
 """The position of the right record that a left one has met; null if it has met none."""
 
@@ -59,13 +57,15 @@ class Slice:
 class Joined:
     """A range that was joined. `new_rights`, `new_lefts`: what `JoinStores.add` takes.
 
-    `oldest_waiting`: the packed position that the first stored left record whose window is open has at least, None if there is none.
+    `oldest_waiting`: (packed position, arrival in microseconds) of the first stored left record whose window is open, None if there is
+    none; it may have met a right record. `began`: the left records of the range that wait.
     """
 
     counts: JoinCounts
     new_rights: Entries
     new_lefts: Entries
-    oldest_waiting: int | None
+    oldest_waiting: tuple[int, int] | None
+    began: int
     _outcomes: Outcomes
     _sides: tuple[Side, Side]
     _runs: tuple[list[Run], list[Run]]
@@ -138,12 +138,13 @@ def join(lefts: Side, rights: Side, frames: Frames, stores: JoinStores) -> Joine
     unmatched = len(outcomes.positions) - joined
     new_lefts = lefts.entries(outcomes.waiting)
     stored = stores.oldest_waiting(before(frames.end_us, stores.windows.left_us))
-    own = [int(position) for position in lefts.positions[outcomes.waiting[:1]]]
+    own = [(int(lefts.positions[row]), int(lefts.arrivals_us[row])) for row in outcomes.waiting[:1].tolist()]
     return Joined(
         counts=JoinCounts(joined, unmatched, len(lefts) - joined - unmatched, len(rights), outcomes.replaced),
         new_rights=rights.entries(outcomes.newest),
         new_lefts=new_lefts,
         oldest_waiting=stored if stored is not None else next(iter(own), None),
+        began=len(new_lefts),
         _outcomes=outcomes,
         _sides=(lefts, rights),
         _runs=(stores.lefts.opened(), stores.rights.opened()),

@@ -43,12 +43,12 @@ class JoinStores:
         """Return the segments that are read, as `open` was given them."""
         return [*self.rights.live], [*self.lefts.live]
 
-    def oldest_waiting(self, after_us: int) -> int | None:
-        """Return the first position of a stored left record that arrived after `after_us`, None without one; it may be consumed."""
+    def oldest_waiting(self, after_us: int) -> tuple[int, int] | None:
+        """Return (position, arrival) of the first stored left record later than `after_us`, which may be consumed; None without one."""
         for run in self.lefts.waiting_runs():
             if run.facts.newest > after_us:
                 row = run.between(after_us, run.facts.newest).start
-                return int(packed(run.entries.sequence[row], run.entries.ordinal[row]))
+                return int(packed(run.entries.sequence[row], run.entries.ordinal[row])), int(run.entries.time[row])
         return None
 
     def candidates(self, rights: tuple[Words, Words], after_us: int, to_us: int) -> "Candidates":

@@ -19,7 +19,7 @@ from pipelines.process.computed import Stored, where
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.process.steps import Columns, Context, Rank, Step
 from pipelines.protocol.outcomes import REJECTED, WRITTEN, register, routed_to
-from pipelines.protocol.positions import position_keys
+from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, empty_rejected
 from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type, quote_identifier, value_type
@@ -215,8 +215,9 @@ class MapToTables(Step):
             return rows
         number = next(number for number, table in enumerate(self.routed) if table.leg == leg)
         names = [column.name for column in self.routed[number].columns]
-        mine = rows.select([*(self._label(number, name) for name in names), *POSITION_COLUMNS])
-        mine, is_taken = mine.rename_columns([*names, *POSITION_COLUMNS]), rows.column(self._label(number))
+        places = [*POSITION_COLUMNS, *(name for name in CAUSE_COLUMNS if name in rows.column_names)]
+        mine = rows.select([*(self._label(number, name) for name in names), *places])
+        mine, is_taken = mine.rename_columns([*names, *places]), rows.column(self._label(number))
         # Where the sink takes all, nothing is copied.
         return mine if pc.all(is_taken).as_py() in (True, None) else mine.filter(is_taken)
 

@@ -24,10 +24,9 @@ from pipelines.errors import StateDamagedError
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import Found, KeyedStore
 from pipelines.process.dedup import KEY_COLUMNS
-from pipelines.process.join.rows import CAUSE_COLUMNS
 from pipelines.process.join.sides import Side, Windows
 from pipelines.process.join.stores import JoinStores
-from pipelines.protocol.positions import first_position, last_position
+from pipelines.protocol.positions import CAUSE_COLUMNS, first_position, last_position
 
 HISTORIES = int(os.environ.get("TALLYFLOW_JOIN_HISTORIES", "150"))
 LEFT, RIGHT = False, True
@@ -306,7 +305,7 @@ def test_the_oldest_waiting_record_is_named(tmp_path: Path) -> None:
     found = [
         case.run([frame], n)[0].oldest_waiting for n, frame in enumerate((Frame(0, ((LEFT, 1),)), Frame(5, ((LEFT, 2),)), Frame(10)), 1)
     ]
-    assert found == [at(1), at(1), at(2)]
+    assert found == [(at(1), 0), (at(1), 0), (at(2), 5)]
     assert case.run([Frame(15)], 4)[0].oldest_waiting is None
 
 

@@ -14,7 +14,7 @@ from tenacity import wait_none
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegMeans
 from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
-from pipelines.process import frames
+from pipelines.process import isolation
 from pipelines.process import leg as process
 from pipelines.process.arrivals import Arrived
 from pipelines.process.giving_up import given_up
@@ -78,8 +78,8 @@ def test_a_batch_goes_on_without_its_poison_records(place: int) -> None:
     assert dead_letter["stage"] == ("parse", "dedup", "transform")[place]
     assert "ZeroDivisionError" in dead_letter["message"] and "value of the row" not in dead_letter["message"]
     assert (counts["rows_in"], counts["rows_rejected"]) == (42, 1)
-    assert frames.undecided(dead_letters, []) == [[5, 13, 0, dead_letter["stage"], dead_letter["message"]]]
-    assert frames.undecided(dead_letters, [[5, 13, "parse", "words"]]) == []
+    assert isolation.undecided(dead_letters, []) == [[5, 13, 0, dead_letter["stage"], dead_letter["message"]]]
+    assert isolation.undecided(dead_letters, [[5, 13, "parse", "words"]]) == []
 
 
 def test_a_decided_record_is_a_letter_even_when_it_would_pass() -> None:

@@ -26,7 +26,7 @@ from pipelines.functions.spec import spark_version, versions
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import frames_of, of_lines
 from pipelines.preview.run import preview
-from pipelines.process import frames, stage_config
+from pipelines.process import isolation, stage_config
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Made, Program, run
 from pipelines.process.steps import Context
@@ -114,12 +114,12 @@ def test_outputs_are_fields_and_left_out_records_are_dropped(step: Step) -> None
 
 def test_a_record_that_ends_the_host_is_decided_by_its_plan(step: Step) -> None:
     whole, frame = program(FIELDS, COLUMNS, step(ROWS)), frame_of(record(1, "a"), record(2, "ends"))
-    found = frames.undecided(made_by(whole, frame).dead_letters, [])
+    found = isolation.undecided(made_by(whole, frame).dead_letters, [])
     assert [(place[1], place[3], place[5]) for place in found] == [(1, "python", "python_died")]
     decided = [(sequence, ordinal, *reason) for sequence, ordinal, _, *reason in found]
     again = made_by(whole, frame, decided)
     assert letters(again) == [(1, "python", "python_died")]
-    assert frames.undecided(again.dead_letters, decided) == []
+    assert isolation.undecided(again.dead_letters, decided) == []
 
 
 def test_a_decided_record_is_not_called_for_again(step: Step) -> None:
@@ -133,7 +133,7 @@ def test_one_decision_may_hold_for_the_rest_of_a_frame(step: Step) -> None:
     made = made_by(program(FIELDS, COLUMNS, step(ROWS)), frame, decided)
     assert letters(made) == [(1, "python", "python_timeout"), (2, "parse", "internal_error"), (3, "python", "python_timeout")]
     assert made.rows.column("id").to_pylist() == [1]
-    assert frames.undecided(made.dead_letters, decided) == []
+    assert isolation.undecided(made.dead_letters, decided) == []
 
 
 @pytest.mark.parametrize(("source", "mode"), [(ROWS, "row"), (BATCH, "batch")])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pipelines.protocol.naming import (
     Names,
     bucket_of_partition,
-    dedup_storage,
     insert_token,
     is_redriven,
+    segments_place,
     source_of_subject,
     stream_of_subject,
     subject_token,
@@ -72,10 +72,10 @@ def test_streams_and_subjects_of_a_pipeline() -> None:
 
 def test_key_stores_lie_in_the_directory_or_below_a_uri() -> None:
     at_home = NAMES.state_storage(Path("home?/x"), "")
-    assert (at_home, dedup_storage(at_home, 3)) == ("home?/x/state", "home?/x/state/dedup/3")
+    assert (at_home, segments_place(at_home, "3")) == ("home?/x/state", "home?/x/state/dedup/3")
     elsewhere = NAMES.state_storage(Path("home"), "s3://bucket/keys/?region=eu-west-1")
     assert elsewhere == "s3://bucket/keys/orders-eu?region=eu-west-1"
-    assert dedup_storage(elsewhere, 3) == "s3://bucket/keys/orders-eu/dedup/3?region=eu-west-1"
+    assert segments_place(elsewhere, "3") == "s3://bucket/keys/orders-eu/dedup/3?region=eu-west-1"
 
 
 def test_every_subject_lies_under_the_wildcard_of_its_stream() -> None:

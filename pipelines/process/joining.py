@@ -1,0 +1,217 @@
+"""The join of a plan, after the exchange: buckets are joined with their stores, and their rows pass the steps behind the join together.
+
+In: the rows of both sides by bucket, each in position order, and the arrivals of all frames of the plan. Out: rows on the out subjects of
+the bucket of their key, dead letters on its `dlq.join.<bucket>`, both in the order of their causes, and the segments for the next `done`.
+What a second attempt appends and stores is the same: the stores are read as the last `done` lists them.
+
+A record that a step behind the join rejects, or that is unmatched and `unmatched: dead_letter` asks for it, is read again from raw: its
+bytes have not crossed the exchange.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.engine.connections import Connections
+from pipelines.errors import UndecidedError
+from pipelines.key_store.store import bucket_with_turn
+from pipelines.process.admission import JOINED, admit
+from pipelines.process.arrivals import Arrived, read_again
+from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, listed, live_runs, shares
+from pipelines.process.dead_letter_rows import dead_letters, with_causes
+from pipelines.process.isolation import INTERNAL_ERROR, take_out, undecided
+from pipelines.process.items import ProcessItem
+from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice, join
+from pipelines.process.join.sides import Frames, before
+from pipelines.process.join.stores import JoinStores
+from pipelines.process.program import Program
+from pipelines.process.rejections import Rejections
+from pipelines.process.steps import Context, Passed, pass_through
+from pipelines.process.steps.join import KEPT, UNMATCHED, Join
+from pipelines.protocol.append import append_rows
+from pipelines.protocol.bodies import Waiting
+from pipelines.protocol.failpoints import reach
+from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, listed_as
+from pipelines.protocol.outcomes import REJECTED, WAITING
+from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys, unpacked
+from pipelines.protocol.records import joined as together
+
+_BUCKET = "_tf_bucket"
+
+
+def frames_of(item: ProcessItem, frames: Sequence[Arrived]) -> Frames:
+    """Return the frames of a plan, as a join takes them."""
+    return frames_between(item, [frame.arrival_us for frame in frames])
+
+
+def frames_between(item: ProcessItem, arrivals_us: Sequence[int]) -> Frames:
+    """Return the frames of a plan by their arrivals, in order: their sequences follow each other."""
+    sequences = np.arange(item.start + 1, item.start + 1 + len(arrivals_us), dtype=np.uint64)
+    return Frames(sequences, np.array(arrivals_us, dtype=np.int64), item.clock_us)
+
+
+def waiting_buckets(config: Program, item: ProcessItem) -> set[int]:
+    """Return the buckets in which stored left records may wait: those need no record of their own to go on."""
+    if config.join is None:
+        return set()
+    ended_us = before(item.clock_us, config.join.windows.left_us)
+    buckets = range(config.buckets)
+    return {b for b in buckets if any(run.newest > ended_us for run in live_runs(item.runs, listed_as(LEFT_STORE, b)))}
+
+
+def join_stores(connections: Connections, join_step: Join, bucket: int) -> JoinStores:
+    """Return the stores of a bucket; the caller opens the segments that the last `done` lists."""
+
+    def made() -> JoinStores:
+        right, left = (connections.segments(listed_as(store, bucket)) for store in (RIGHT_STORE, LEFT_STORE))
+        return JoinStores(right, left, join_step.stored, join_step.windows)
+
+    return connections.keep(("join stores", bucket, join_step), made)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What the join has made of a plan: counts, and the oldest left record that waits in the buckets that were joined."""
+
+    counts: dict[str, int]
+    waiting: Waiting | None
+
+
+class Joining:
+    """The join of some buckets of a plan. `buckets`: their subjects."""
+
+    def __init__(self, connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, frames: Frames) -> None:
+        assert config.join is not None
+        self._connections, self._config, self._item, self._buckets, self._frames = connections, config, item, buckets, frames
+        self._join = config.join
+        self._counts: Counter[str] = Counter()
+
+    def append(self, rows: Mapping[int, pa.Table], wanted: Iterable[int]) -> Appended:
+        """Join the `wanted` buckets and those that have `rows`, and append what comes of it.
+
+        Raise what `admit` raises, and UndecidedError if the plan must name a record first.
+        """
+        with self._buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
+            working = {bucket: workers.submit(self._joined, bucket, rows.get(bucket)) for bucket in sorted({*wanted, *rows})}
+            found = {bucket: one.result() for bucket, one in working.items()}
+        for one in found.values():
+            self._count(one)
+        for batch in _batches(self._slices(found)):
+            self._append_batch(batch)
+        oldest = min((one.oldest_waiting for one in found.values() if one.oldest_waiting), default=None)
+        return Appended(dict(self._counts), Waiting(*unpacked(oldest[0]), oldest[1]) if oldest else None)
+
+    def _joined(self, bucket: int, rows: pa.Table | None) -> Joined:
+        item, stores = self._item, join_stores(self._connections, self._join, bucket)
+        keys = [listed_as(store, bucket) for store in (RIGHT_STORE, LEFT_STORE)]
+        stores.open(*(live_runs(item.runs, key) for key in keys))
+        left, right = self._join.sides(rows)
+        made = join(left, right, self._frames, stores)
+        reach("process.before-state")
+        has_turn = bucket_with_turn(item.to, self._config.buckets) == bucket
+        listings = stores.add(made.new_rights, made.new_lefts, (item.start, item.to), item.clock_us, has_turn)
+        self._buckets.runs |= {key: listed(runs) for key, runs in zip(keys, listings, strict=True)}
+        reach("process.after-state")
+        return made
+
+    def _count(self, made: Joined) -> None:
+        counts = made.counts
+        self._counts.update({KEPT.total: counts.kept, WAITING.total: made.began, WAITING.less: made.began - counts.waiting})
+        self._counts.update({"join.joined": counts.joined, "join.unmatched": counts.unmatched, "join.replaced": counts.replaced})
+        if self._join.unmatched == "drop":
+            self._counts[UNMATCHED.total] += counts.unmatched
+
+    def _slices(self, found: Mapping[int, Joined]) -> Iterator[tuple[int, Slice]]:
+        with_unmatched = self._join.unmatched != "drop"
+        return ((bucket, part) for bucket, made in found.items() for part in made.slices(with_unmatched))
+
+    def _append_batch(self, batch: pa.Table) -> None:
+        """Take rows of some buckets, in the order of buckets and causes, through the steps behind the join; append what comes of them."""
+        is_alone = pc.is_null(batch.column(RIGHT_COLUMNS[0]))
+        batch = batch.drop_columns([*RIGHT_COLUMNS])
+        rejected = []
+        if self._join.unmatched == "dead_letter":
+            alone, batch = batch.filter(is_alone), batch.filter(pc.invert(is_alone))
+            rejected.append(_unmatched(alone, self._join))
+        else:
+            alone = batch.slice(0, 0)
+        tried = take_out(batch, self._item.poison)
+        passed = self._through_steps(tried.accepted)
+        rejected = pa.concat_tables([*rejected, tried.rejected, passed.rejected])
+        # The steps keep the rows' order, and the columns that the program carries; the bucket is known by the position.
+        self._counts.update(passed.dropped)
+        self._append_rejected(rejected, together([alone, batch]) if alone.num_rows else batch)
+        self._counts.update(self._config.tables.counts(passed.accepted))
+        for bucket, share in shares(passed.accepted, _buckets_of(passed.accepted, batch)):
+            self._buckets.append_for_sinks(bucket, share)
+            reach("process.between-frames")
+
+    def _through_steps(self, rows: pa.Table) -> Passed:
+        connections = self._connections
+        context = Context(connections.engine, self._config.carried, _widest_bytes(rows))
+        path = self._config.shared_path
+        try:
+            passed = pass_through(path, context, rows.drop_columns([_BUCKET]), connections.means.open_engine)
+        except Exception:
+            connections.discard_engine()
+            raise
+        if INTERNAL_ERROR in passed.rejected.column("code").unique().to_pylist():
+            connections.discard_engine()
+        return passed
+
+    def _append_rejected(self, rejected: pa.Table, rows: pa.Table) -> None:
+        """Append the dead letters of left records, of which `rows` has the arrivals, causes and buckets."""
+        if not rejected.num_rows:
+            return
+        connections, names, item = self._connections, self._connections.names, self._item
+        mine = rows.filter(pa.array(np.isin(position_keys(rows), position_keys(rejected))))
+        records = read_again(connections.log, names.stream("raw"), mine)
+        letters = dead_letters(records, rejected, item.config, source=None)
+        admit(connections, item.config, JOINED, (rows.num_rows, "", item.to), letters)
+        if found := undecided(letters, item.poison):
+            raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
+        reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+        self._counts.update({REJECTED.total: rejected.num_rows, **{one["values"]: one["counts"] for one in reasons.to_pylist()}})
+        letters = with_causes(letters, mine, _BUCKET)
+        for bucket, share in shares(letters, letters.column(_BUCKET).to_numpy()):
+            appender = self._buckets.appender("dlq", names.dead_letters(JOIN_LETTERS, bucket))
+            append_rows(appender, share, beside=(*CAUSE_COLUMNS, _BUCKET))
+
+
+def _unmatched(rows: pa.Table, join_step: Join) -> pa.Table:
+    rejections = Rejections(join_step.stage, rows.num_rows)
+    message = f"no record of {join_step.right.source} has its key ({', '.join(join_step.left.key)}) within the windows of the join"
+    rejections.note(np.ones(rows.num_rows, dtype=bool), "unmatched", None, message)
+    return rejections.split(rows, rows).rejected
+
+
+def _buckets_of(rows: pa.Table, batch: pa.Table) -> Any:
+    """Return the bucket of each row that the steps have let pass, from the batch before them: rows keep their order."""
+    if rows.num_rows == batch.num_rows:
+        return batch.column(_BUCKET).to_numpy()
+    is_there = np.isin(position_keys(batch), position_keys(rows))
+    return batch.column(_BUCKET).to_numpy()[is_there]
+
+
+def _batches(slices: Iterator[tuple[int, Slice]]) -> Iterator[pa.Table]:
+    """Yield the rows of slices, each with its bucket, so many together as a step through the stages may take."""
+    tables: list[pa.Table] = []
+    for bucket, part in slices:
+        rows = part.rows.append_column(_BUCKET, pa.array(np.full(part.rows.num_rows, bucket)))
+        if tables and (sum(map(len, [*tables, rows])) > GATHERED_ROWS or sum(one.nbytes for one in (*tables, rows)) > SLICE_BYTES):
+            yield together(tables)
+            tables = []
+        tables.append(rows)
+    if tables:
+        yield together(tables)
+
+
+def _widest_bytes(rows: pa.Table) -> int:
+    """Return a bound of the bytes of every row: the longest text of each column."""
+    texts = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+    return sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in texts)

@@ -1,0 +1,165 @@
+"""The step that joins two sources: before the exchange the key and the fields of each side; after it the join itself (`process.join`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.key_store.keys import kind_of
+from pipelines.process.dedup import KEY_COLUMNS, with_keys
+from pipelines.process.join.sides import Side, Windows
+from pipelines.process.steps import Columns, Context, Rank, State, Step
+from pipelines.process.steps.mapping import SINK_COLUMN
+from pipelines.protocol.outcomes import REJECTED, WAITING, Outcome, register
+from pipelines.protocol.positions import CAUSE_COLUMNS
+from pipelines.protocol.records import POSITION_FIELDS, StageOutput
+from pipelines.types.fields import SOURCE_TYPES
+
+UNMATCHED, KEPT = register("unmatched", "unmatched by the join"), register("kept", "kept for the join")
+"""The outcomes of a left record without a match, and of a right record."""
+IS_RIGHT_COLUMN = "_tf_is_right"
+_OF_THE_ENTRY = frozenset({"_tf_sequence", "_tf_ordinal", "_tf_arrival"})
+"""Position columns of a left record that its entry holds; the others are stored beside it."""
+_STORED_POSITION = tuple(field for field in POSITION_FIELDS if field.name not in _OF_THE_ENTRY)
+_NO_ROWS = pa.schema([*((name, pa.uint64()) for name in KEY_COLUMNS), (IS_RIGHT_COLUMN, pa.bool_()), *POSITION_FIELDS])
+_SINK_FIELD = pa.field(SINK_COLUMN, pa.string())
+
+
+class JoinedField(NamedTuple):
+    """A field of the joined record, and the field of the source that it is, of a source type."""
+
+    name: str
+    of: str
+    type: str
+
+
+@dataclass(frozen=True)
+class JoinSide:
+    """One side. `fields`: those that a joined record takes of it. `window_us`: how long a record waits for the other side, or is found."""
+
+    source: str
+    key: tuple[str, ...]
+    fields: tuple[JoinedField, ...]
+    window_us: int
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The joined record's columns of this side."""
+        return pa.schema([(one.name, SOURCE_TYPES[one.type].arrow) for one in self.fields])
+
+
+@dataclass(frozen=True)
+class SideOfRecords(Step):
+    """The end of a source's own steps before a join: a record without a null in its key becomes a row of one side.
+
+    Out: the side's columns under their names in the joined record, the hash of the key, and which side it is.
+    """
+
+    name: ClassVar[str] = "join side"
+    stage: ClassVar[str] = "join"
+    outcomes: ClassVar[tuple[Outcome, ...]] = (REJECTED,)
+
+    side: JoinSide
+    is_right: bool
+
+    def fields_read(self) -> frozenset[str]:
+        return frozenset((*self.side.key, *(one.of for one in self.side.fields)))
+
+    def columns_out(self, columns_in: Columns) -> Columns:
+        if unknown := sorted(self.fields_read() - columns_in.keys()):
+            raise ValueError(f"no field {unknown[0]!r}")
+        return {one.name: one.type for one in self.side.fields}
+
+    def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        keyed = with_keys(context.engine, rows, self.side.key, self.stage)
+        accepted = keyed.accepted
+        columns = {one.name: accepted.column(one.of) for one in self.side.fields}
+        columns |= {name: accepted.column(name) for name in accepted.column_names if name.startswith("_tf_")}
+        columns[IS_RIGHT_COLUMN] = pa.array(np.full(accepted.num_rows, self.is_right))
+        return StageOutput(pa.table(columns), keyed.rejected)
+
+
+@dataclass(frozen=True)
+class Join(Step):
+    """The join of two sources, the first of the steps of all records. `unmatched`: what becomes of a left record without a match.
+
+    Raise ValueError for two sides that no record could pass: of one source, without a window, with keys of types that are never equal.
+    """
+
+    name = "join"
+    stage = "join"
+    outcomes = (UNMATCHED, KEPT, WAITING, REJECTED)
+    state = State.PER_BUCKET
+    rank = Rank.TRANSFORM
+
+    left: JoinSide
+    right: JoinSide
+    unmatched: Literal["drop", "emit", "dead_letter"]
+
+    def __post_init__(self) -> None:
+        if self.left.source == self.right.source or min(self.left.window_us, self.right.window_us) <= 0:
+            raise ValueError("a join has two sources, each with a window")
+        if len(self.left.key) != len(self.right.key) or not self.left.key:
+            raise ValueError("the keys of the two sides of a join have as many fields")
+
+    @classmethod
+    def of_sources(cls, config: Any, types: Mapping[str, Columns]) -> Self:
+        """Return the step for the `join` of a sound file; `types`: by source, of the fields behind its own transforms.
+
+        Raise ValueError for keys of types that are never equal.
+        """
+        left, right = (_side(side, config.output_fields, types[side.source_id]) for side in (config.left_source, config.right_source))
+        for names in zip(left.key, right.key, strict=True):
+            kinds = [types[side.source][name] for side, name in zip((left, right), names, strict=True)]
+            if len({kind_of(SOURCE_TYPES[kind].arrow) for kind in kinds}) > 1:
+                raise ValueError(f"{names[0]!r} is {kinds[0]} and {names[1]!r} is {kinds[1]}: keys of these types are never equal")
+        return cls(left, right, config.unmatched)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        return CAUSE_COLUMNS
+
+    def columns_out(self, columns_in: Columns) -> Columns:
+        return {one.name: one.type for side in (self.left, self.right) for one in side.fields}
+
+    def of_source(self, source: str) -> SideOfRecords:
+        """Return the end of the steps of a source. Raise ValueError for a source of neither side."""
+        for side in (self.left, self.right):
+            if side.source == source:
+                return SideOfRecords(side, side is self.right)
+        raise ValueError(f"the join has no source {source!r}")
+
+    # The part after the exchange.
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.left.window_us, self.right.window_us)
+
+    @cached_property
+    def stored(self) -> tuple[pa.Schema, pa.Schema]:
+        """The columns that the stores keep: (of the right side, of the left side)."""
+        return self.right.columns, pa.schema([*self.left.columns, *_STORED_POSITION, _SINK_FIELD])
+
+    def sides(self, rows: pa.Table | None) -> tuple[Side, Side]:
+        """Return (left side, right side) of rows of a range in one bucket, in position order; None for a bucket without rows."""
+        if rows is None:
+            rows = pa.table([pa.nulls(0, kind) for kind in _NO_ROWS.types], schema=_NO_ROWS)
+        is_right, (right, left) = rows.column(IS_RIGHT_COLUMN), self.stored
+        for field in (*left, *right):
+            # A range may have records of one side only, and none that a sink has refused before.
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        return Side.of(rows.filter(pc.invert(is_right)), left), Side.of(rows.filter(is_right), right)
+
+
+def _side(side: Any, outputs: Any, types: Columns) -> JoinSide:
+    fields = tuple(JoinedField(one.joined_name, one.name, types[one.name]) for one in outputs if one.source_id == side.source_id)
+    return JoinSide(side.source_id, tuple(side.key), fields, side.time_window // timedelta(microseconds=1))
+
+
+STEP = Join

@@ -1,0 +1,88 @@
+"""Two topics joined into one table: each left record has one row, is unmatched, or waits, whatever comes first."""
+
+import json
+from contextlib import closing
+
+import pytest
+from support.join_pipeline import JoinPipeline
+from support.pipeline_case import PipelineCase, wait_until
+
+from pipelines.config import parse
+from pipelines.protocol.tally import LegTally, tally
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+
+
+def processed(case: PipelineCase) -> LegTally:
+    with closing(case.log()) as log:
+        found = tally(log, case.names, parse(case.file.read_text(), name="case", environment=case.environment()).topology)
+    assert found.residue == 0
+    (process,) = found.of_kind("process")
+    return process
+
+
+def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, way: None) -> None:
+    pipeline = JoinPipeline(case, case.addresses)
+    pipeline.send("names", range(50))
+    case.warm_run()
+    pipeline.send("events", [*range(100), 0, -1])
+    case.warm_run()
+    assert pipeline.rows() == sorted((one, f"n{one}", one + 0.5) for one in [*range(50), 0])
+    pipeline.send("names", [*range(40, 80), -1], "later ")
+    case.warm_run()
+    expected = [(one, f"n{one}", one + 0.5) for one in [*range(50), 0]] + [(one, f"later {one}", one + 0.5) for one in range(50, 80)]
+    assert pipeline.rows() == sorted(expected)
+    account = processed(case)
+    assert account.outcomes == {
+        "written to out": 81,
+        "duplicates dropped": 0,
+        "waiting in the join": 20,
+        "kept for the join": 90,
+        "dead letters": 2,
+    }
+    assert sorted(letter["source"] for letter in case.dead_letters()) == ["events", "names"]
+
+
+@pytest.mark.parametrize("unmatched", ["drop", "emit", "dead_letter"])
+def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: str) -> None:
+    pipeline = JoinPipeline(case, case.addresses, windows=("3s", "1h"), unmatched=unmatched)
+    pipeline.send("names", [1])
+    case.warm_run()
+    runner = case.warm_runner(until_caught_up=False)
+    running = case.in_background(runner)
+    try:
+        pipeline.send("events", [1, 2, 3])
+        wait_until(lambda: "waiting in the join" not in processed(case).outcomes and processed(case).rows_in == 4, "the end of the windows")
+        wait_until(lambda: len(pipeline.rows()) == (3 if unmatched == "emit" else 1), "the rows")
+    finally:
+        runner.request_stop()
+        running.join()
+    alone = [(2, None, 2.5), (3, None, 3.5)] if unmatched == "emit" else []
+    assert pipeline.rows() == [(1, "n1", 1.5), *alone]
+    letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["code"]) for letter in case.dead_letters()]
+    assert letters == ([(2, "join", "unmatched"), (3, "join", "unmatched")] if unmatched == "dead_letter" else [])
+    outcomes = processed(case).outcomes
+    assert outcomes.get("unmatched by the join", 0) == (2 if unmatched == "drop" else 0)
+    with closing(case.log()) as log:
+        assert log.last(case.names.stream("raw"), case.names.tick()) is not None
+
+
+def test_rows_that_the_table_refuses_become_dead_letters_of_their_left_records(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < 100")
+    pipeline.send("events", [*range(90, 110)])
+    case.warm_run()
+    # Released in another order than they came.
+    pipeline.send("names", [105, 91])
+    case.warm_run()
+    pipeline.send("names", [101, 100, 92])
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [91, 92]
+    letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["source"]) for letter in case.dead_letters()]
+    assert sorted(letters) == [(100, "sink", "events"), (101, "sink", "events"), (105, "sink", "events")]
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    assert case.invoke("dlq", "reprocess", str(case.file)).exit_code == 0
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [91, 92, 100, 101, 105]
+    assert processed(case).outcomes["waiting in the join"] == 15

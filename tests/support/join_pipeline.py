@@ -1,0 +1,77 @@
+"""A pipeline case whose events are joined with the records of a second topic, `names`, and what its table must hold.
+
+The account is this module's alone: Kafka's records by a plain consumer, the raw stream's order and times by NATS, the table by SQL.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from resources.local.stack import Addresses
+from support.pipeline_case import PipelineCase, wait_until
+
+MISSING = b"{broken"
+
+
+class JoinPipeline:
+    """The sources `events`, of the case, on the left, and `names`, on the brokers of `there`, on the right, joined by `id`."""
+
+    def __init__(
+        self,
+        case: PipelineCase,
+        there: Addresses,
+        *transforms: dict[str, Any],
+        windows: tuple[str, str] = ("1h", "1h"),
+        unmatched: str = "drop",
+    ) -> None:
+        self.case, self.there, self.partitions = case, there, 2
+        self.topics = {"events": case.topic, "names": f"{case.topic}-names"}
+        self.transforms, self.windows, self.unmatched = list(transforms), windows, unmatched
+        case.write_file(self._joined)
+        case.create_topic(self.partitions)
+        admin = AdminClient({"log_level": 0, **there.kafka_client})
+        admin.create_topics([NewTopic(self.topics["names"], self.partitions, 1)])[self.topics["names"]].result(30)
+        wait_until(lambda: self.topics["names"] in admin.list_topics(timeout=10).topics, "the second topic")
+
+    def _joined(self, document: dict[str, Any]) -> None:
+        (events,) = document["sources"]
+        there = self.there.environment()
+        login = {name.lower(): there[f"KAFKA_SASL_{name}"] for name in ("USERNAME", "PASSWORD")}
+        connection = {**events["connection_params"], **login, "brokers": [there["KAFKA_BOOTSTRAP"]]}
+        events["schema_fields"] = [{"name": "id", "type": "int"}, {"name": "amount", "type": "float"}]
+        fields = [{"name": "who.id", "type": "int"}, {"name": "name", "type": "string"}]
+        names = {**events, "source_id": "names", "topic": self.topics["names"], "connection_params": connection, "schema_fields": fields}
+        document["sources"] = [events, names]
+        document["transforms"] = self.transforms
+        left, right = self.windows
+        document["join"] = {
+            "enabled": True,
+            "left_source": {"source_id": "events", "key": "id", "time_window": left},
+            "right_source": {"source_id": "names", "key": "who.id", "time_window": right},
+            "output_fields": [
+                {"source_id": "events", "name": "id"},
+                {"source_id": "events", "name": "amount"},
+                {"source_id": "names", "name": "name"},
+            ],
+            "unmatched": self.unmatched,
+        }
+        for entry in document["sink"]["mapping"]:
+            if entry["name"] == "name":
+                entry["column_type"] = "Nullable(String)"
+
+    def send(self, source: str, ids: Iterable[int], text: str = "n") -> None:
+        """Send a record for each id; a negative one is broken. A name is `text` and its id."""
+        addresses = self.there if source == "names" else self.case.addresses
+        producer = Producer({"log_level": 0, **addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1})
+        for number, one in enumerate(ids):
+            record = {"who": {"id": one}, "name": f"{text}{one}"} if source == "names" else {"id": one, "amount": one + 0.5}
+            value = MISSING if one < 0 else json.dumps(record).encode()
+            producer.produce(self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
+        assert producer.flush(60) == 0
+
+    def rows(self) -> list[tuple[int, str | None, float]]:
+        """(id, name, amount) of the table, by id and name."""
+        return list(self.case.client().query(f"SELECT id, name, amount FROM {self.case.table} ORDER BY id, name, amount").result_rows)
