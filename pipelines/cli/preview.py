@@ -75,11 +75,13 @@ def _program_of_tables(config: PipelineConfig) -> "Program":
 
 def _print(found: "Preview", rows: int, program: "Program") -> None:
     steps = Table(box=None)
-    for name in ("step", "in", "passed", "dropped", "duplicates", "rejected"):
+    outcomes = {"dropped": "dropped", "duplicates": "duplicate", "rejected": "rejected"}
+    if program.join is not None:
+        outcomes |= {name: name for name in ("unmatched", "kept", "waiting")}
+    for name in ("step", "in", "passed", *outcomes):
         steps.add_column(name, justify="left" if name == "step" else "right")
     for name, counts in found.counts():
-        passed = counts["passed"] + counts["row"]
-        figures = (counts.total(), passed, counts["dropped"], counts["duplicate"], counts["rejected"])
+        figures = (counts.total(), counts["passed"] + counts["row"], *(counts[outcome] for outcome in outcomes.values()))
         steps.add_row(name, *(f"{figure:,}" if figure else "." for figure in figures))
     out.print(steps)
     _print_reasons(found)

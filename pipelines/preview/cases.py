@@ -21,6 +21,7 @@ from pipelines.config.source_ids import chosen_source
 from pipelines.config.text import read_tree
 from pipelines.errors import ConfigurationError
 from pipelines.preview.given import Given, frames_of
+from pipelines.preview.joined import UNMATCHED, WAITING
 from pipelines.preview.readable import readable_rows
 from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
 from pipelines.preview.trial import DROPPED, DUPLICATE
@@ -88,6 +89,8 @@ class Expected(Model):
     rejected: tuple[Rejected, ...] | None = Field(default=None, description="The dead letters, in any order.")
     dropped: Whole | None = Field(default=None, description="The number of records that a filter drops.")
     duplicates: Whole | None = Field(default=None, description="The number of duplicates.")
+    unmatched: Whole | None = Field(default=None, description="The number of left records that a join drops without a match.")
+    waiting: Whole | None = Field(default=None, description="The number of left records that still wait in a join at the end.")
 
 
 class Case(Model):
@@ -95,6 +98,7 @@ class Case(Model):
 
     name: Text = Field(description="What the case shows.")
     given: Annotated[tuple[Record, ...], Field(min_length=1)] = Field(description="The records, in the order of their arrival.")
+    until: Duration | None = Field(default=None, description="Time that passes behind the last record, in which windows of a join end.")
     expect: Expected | None = Field(default=None, description="What must become of them. `tallyflow test --record` writes it.")
 
 
@@ -144,7 +148,7 @@ def run_case(case: Case, program: Program, config: PipelineConfig) -> Result:
 
 def preview_of(case: Case, program: Program, config: PipelineConfig) -> Preview:
     """Return what becomes of the records of a case."""
-    return preview(program, frames_of(_given(case, config), config.sources))
+    return preview(program, frames_of(_given(case, config), config.sources, case.until))
 
 
 def _given(case: Case, config: PipelineConfig) -> Iterator[Given]:
@@ -204,6 +208,8 @@ def _other_differences(expected: Expected, found: Preview) -> Iterator[str]:
     for name, wanted, count in (
         ("dropped", expected.dropped, outcomes[DROPPED]),
         ("duplicates", expected.duplicates, outcomes[DUPLICATE]),
+        ("unmatched", expected.unmatched, outcomes[UNMATCHED]),
+        ("waiting", expected.waiting, outcomes[WAITING]),
     ):
         if wanted is not None and wanted != count:
             yield f"{name}: expected {wanted}, found {count}"

@@ -6,7 +6,7 @@ frame announces each partition: dedup by event time lets none of them run ahead 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -48,10 +48,11 @@ def of_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "
             yield Given(value, arrival, source=source)
 
 
-def frames_of(records: Iterable[Given], sources: Sequence[KafkaSource]) -> list[Arrived]:
+def frames_of(records: Iterable[Given], sources: Sequence[KafkaSource], until: timedelta | None = None) -> list[Arrived]:
     """Return the records as raw frames in their order: one for each run of records of one partition and one arrival.
 
-    An arrival never steps back: a record that is given an earlier one arrives with the record before it. Each names one of `sources`.
+    `until`: the time behind the last record at which a frame without records arrives. An arrival never steps back: a record that is given
+    an earlier one arrives with the record before it. Each names one of `sources`.
     """
     given, by_id = list(records), {"": sources[0], **{source.source_id: source for source in sources}}
     messages: list[Message] = []
@@ -73,6 +74,8 @@ def frames_of(records: Iterable[Given], sources: Sequence[KafkaSource]) -> list[
             close()
         run.append(record)
     close()
+    if until is not None:
+        _append(messages, RAW_SCHEMA.empty_table(), 0, messages[-1].time + until, sources[0])
     return list(arrivals(messages, 0))
 
 

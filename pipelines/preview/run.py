@@ -24,7 +24,7 @@ PASSED, ROW, REJECTED = "passed", "row", "rejected"
 
 @dataclass(frozen=True)
 class Seen:
-    """A record at one step. `outcome`: passed, row, duplicate, rejected, or `dropped`.
+    """A record at one step. `outcome`: passed, row, duplicate, rejected, dropped, or, at a join, kept, unmatched or waiting.
 
     `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `stage`, `code`,
     `column` and `reason` are those of the dead letter, if it is rejected. `place`: of the step among those of the preview.
@@ -76,28 +76,31 @@ class Preview:
 
 def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
     """Take whole frames through the program. Nothing is written."""
-    records: list[Traced] = []
     with open_engine() as engine, TemporaryDirectory(prefix="tallyflow-preview-") as directory:
-        trial = Trial(program, engine, Path(directory))
+        trial, trace = Trial(program, engine, Path(directory)), _Trace(program)
         for portion in steps(frames):
             raw = trial.read(portion)
-            trace = _Trace(program, raw)
+            trace.add(raw)
             rows = trial.take(portion, raw, trace.note)
             for record, row in zip(trace.of(rows), rows_of_records(program, rows), strict=True):
                 record.steps[-1] = replace(record.last, outcome=ROW, fields=row)
-            records += trace.by_key.values()
-    return Preview(tuple(records), step_names(program))
+        trial.finish(trace.note)
+    return Preview(tuple(trace.by_key.values()), step_names(program))
 
 
 class _Trace:
-    """The records of a portion in their order, by their positions."""
+    """The records in their order, by their positions."""
 
-    def __init__(self, program: Program, raw: pa.Table) -> None:
+    def __init__(self, program: Program) -> None:
         self._program, self._names = program, step_names(program)
+        self.by_key: dict[int, Traced] = {}
+
+    def add(self, raw: pa.Table) -> None:
+        """Add the records of the next portion."""
         keys = position_keys(raw).tolist()
         columns = (raw.column(name).to_pylist() for name in ("_tf_partition", "_tf_offset", "value"))
         records = (Traced(position_text(key), *record) for key, record in zip(keys, zip(*columns, strict=True), strict=True))
-        self.by_key = dict(zip(keys, records, strict=True))
+        self.by_key |= zip(keys, records, strict=True)
 
     def of(self, rows: pa.Table) -> list[Traced]:
         """Return the records of `rows`, in their order."""

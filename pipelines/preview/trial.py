@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
+from pipelines.preview.joined import KEPT, UNMATCHED, WAITING, JoinTrial, sides_of
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.drop_marks import parted
@@ -23,7 +24,7 @@ from pipelines.process.steps import Context, State, Step, pass_through
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.positions import in_position_order, position_keys
-from pipelines.protocol.records import joined
+from pipelines.protocol.records import empty_rejected, joined
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
@@ -60,13 +61,21 @@ class Trial:
         self.program, self._engine, self._directory = program, engine, directory
         self._clocks = _Clocks(0, watermarks)
         self._stores: dict[int, KeyedStore] = {}
+        self._join = JoinTrial(program, program.join, directory) if program.join is not None else None
+        self._waiting: list[pa.Table] = []
+        """Left records that no portion has decided."""
 
     def read(self, frames: Sequence[Arrived]) -> pa.Table:
         """Return the records of frames, in position order, for `take`."""
         return records_for(self.program, frames)
 
     def take(self, frames: Sequence[Arrived], raw: pa.Table, note: Note) -> pa.Table:
-        """Take the next frames, with their records, through the steps; return their rows, in position order, as the mapping gives them."""
+        """Take the next frames, with their records, through the steps; return their rows, in position order, as the mapping gives them.
+
+        With a join these are the rows that it makes of these and of earlier records, in the order of what made them appear.
+        """
+        if self._join is not None:
+            return self._joined(self._join, frames, raw, note)
         rows = self._through_steps(raw, note)
         if self.program.dedup.key:
             rows = self._first_of_keys(rows, frames, note)
@@ -80,6 +89,39 @@ class Trial:
             lanes.append(self._through(lane.steps, place, context, records, note))
             place += len(lane.steps)
         return program.dedup.sealed(self._through(program.shared, place, context, program.united(lanes), note))
+
+    def _joined(self, join_trial: JoinTrial, frames: Sequence[Arrived], raw: pa.Table, note: Note) -> pa.Table:
+        program, place, lanes = self.program, sum(len(lane.steps) for lane in self.program.lanes), []
+        context, at = program.context(self._engine, raw), 0
+        for lane, records in zip(program.lanes, program.by_lane(raw), strict=True):
+            found = self._through(lane.steps, at, context, records, note)
+            at += len(lane.steps)
+            side = pass_through([(join_trial.step.of_source(lane.source), frozenset())], context, found, open_engine)
+            _note_rejected(note, place, found, side.rejected)
+            lanes.append(side.accepted)
+        rows = in_position_order(joined(lanes))
+        left, right = sides_of(rows)
+        note(place, right, right.slice(0, 0), empty_rejected(), KEPT)
+        decided, rejected = join_trial.take(frames, rows)
+        self._note_waiting(left, decided)
+        if not decided.num_rows:
+            return self._through(program.shared[1:], place + 1, context, join_trial.none, note_nothing)
+        passed = join_trial.passed(decided)
+        note(place, decided, passed, rejected, UNMATCHED)
+        return self._through(program.shared[1:], place + 1, context, passed, note)
+
+    def _note_waiting(self, left: pa.Table, decided: pa.Table) -> None:
+        if decided.num_rows:
+            self._waiting = [
+                rows.filter(pa.array(~np.isin(position_keys(rows), position_keys(decided)))) for rows in (*self._waiting, left)
+            ]
+        else:
+            self._waiting.append(left)
+
+    def finish(self, note: Note) -> None:
+        """Note the left records of a join that still wait, behind the last frame."""
+        for rows in self._waiting:
+            note(sum(len(lane.steps) for lane in self.program.lanes), rows, rows.slice(0, 0), empty_rejected(), WAITING)
 
     def _through(self, steps: Sequence[Step], place: int, context: Context, rows: pa.Table, note: Note) -> pa.Table:
         """Take rows through steps, of which the first has this place; return them with those that are dropped behind dedup."""
@@ -115,6 +157,11 @@ class Trial:
         has_turn = bucket_with_turn(span[1], self.program.buckets) == bucket
         store.open(store.add(found.entries, span, dedup.expired_us(self._clocks), has_turn))
         return accepted
+
+
+def _note_rejected(note: Note, place: int, rows: pa.Table, rejected: pa.Table) -> None:
+    before = rows.filter(pa.array(np.isin(position_keys(rows), position_keys(rejected))))
+    note(place, before, before.slice(0, 0), rejected, DROPPED)
 
 
 def step_names(program: Program) -> tuple[str, ...]:

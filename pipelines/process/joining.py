@@ -30,9 +30,8 @@ from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTE
 from pipelines.process.join.sides import Frames, before
 from pipelines.process.join.stores import JoinStores
 from pipelines.process.program import Program
-from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Context, Passed, pass_through
-from pipelines.process.steps.join import KEPT, UNMATCHED, Join
+from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
 from pipelines.protocol.append import append_rows
 from pipelines.protocol.bodies import Waiting
 from pipelines.protocol.failpoints import reach
@@ -137,7 +136,7 @@ class Joining:
         rejected = []
         if self._join.unmatched == "dead_letter":
             alone, batch = batch.filter(is_alone), batch.filter(pc.invert(is_alone))
-            rejected.append(_unmatched(alone, self._join))
+            rejected.append(unmatched(alone, self._join))
         else:
             alone = batch.slice(0, 0)
         tried = take_out(batch, self._item.poison)
@@ -181,13 +180,6 @@ class Joining:
         for bucket, share in shares(letters, letters.column(_BUCKET).to_numpy()):
             appender = self._buckets.appender("dlq", names.dead_letters(JOIN_LETTERS, bucket))
             append_rows(appender, share, beside=(*CAUSE_COLUMNS, _BUCKET))
-
-
-def _unmatched(rows: pa.Table, join_step: Join) -> pa.Table:
-    rejections = Rejections(join_step.stage, rows.num_rows)
-    message = f"no record of {join_step.right.source} has its key ({', '.join(join_step.left.key)}) within the windows of the join"
-    rejections.note(np.ones(rows.num_rows, dtype=bool), "unmatched", None, message)
-    return rejections.split(rows, rows).rejected
 
 
 def _buckets_of(rows: pa.Table, batch: pa.Table) -> Any:

@@ -21,6 +21,10 @@ def processed(case: PipelineCase) -> LegTally:
     return process
 
 
+def has_decided_all(account: LegTally, read: int) -> bool:
+    return account.rows_in == read and "waiting in the join" not in account.outcomes
+
+
 def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, way: None) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     pipeline.send("names", range(50))
@@ -52,7 +56,7 @@ def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: st
     running = case.in_background(runner)
     try:
         pipeline.send("events", [1, 2, 3])
-        wait_until(lambda: "waiting in the join" not in processed(case).outcomes and processed(case).rows_in == 4, "the end of the windows")
+        wait_until(lambda: has_decided_all(processed(case), 4), "the end of the windows")
         wait_until(lambda: len(pipeline.rows()) == (3 if unmatched == "emit" else 1), "the rows")
     finally:
         runner.request_stop()
@@ -60,7 +64,7 @@ def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: st
     alone = [(2, None, 2.5), (3, None, 3.5)] if unmatched == "emit" else []
     assert pipeline.rows() == [(1, "n1", 1.5), *alone]
     letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["code"]) for letter in case.dead_letters()]
-    assert letters == ([(2, "join", "unmatched"), (3, "join", "unmatched")] if unmatched == "dead_letter" else [])
+    assert sorted(letters) == ([(2, "join", "unmatched"), (3, "join", "unmatched")] if unmatched == "dead_letter" else [])
     outcomes = processed(case).outcomes
     assert outcomes.get("unmatched by the join", 0) == (2 if unmatched == "drop" else 0)
     with closing(case.log()) as log:
@@ -82,7 +86,7 @@ def test_rows_that_the_table_refuses_become_dead_letters_of_their_left_records(c
     letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["source"]) for letter in case.dead_letters()]
     assert sorted(letters) == [(100, "sink", "events"), (101, "sink", "events"), (105, "sink", "events")]
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
-    assert case.invoke("dlq", "reprocess", str(case.file)).exit_code == 0
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [91, 92, 100, 101, 105]
     assert processed(case).outcomes["waiting in the join"] == 15

@@ -86,6 +86,13 @@ class Joined:
             for part in _parts(left, right):
                 yield Slice(self._table(places[part], left.rows(part), right.rows(part)))
 
+    @property
+    def none(self) -> pa.Table:
+        """No row, with the columns of all."""
+        nothing: Rows = np.zeros(0, dtype=np.int64)
+        left, right = (self._gathered(side, nothing, nothing).rows(slice(0, 0)) for side in (0, 1))
+        return self._table(nothing, left, right)
+
     def _rows_at_once(self) -> int:
         """Return how many rows of average size take GATHERED_BYTES, GATHERED_ROWS at most."""
         sizes = 0

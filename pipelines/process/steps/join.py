@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pipelines.key_store.keys import kind_of
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.join.sides import Side, Windows
+from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Columns, Context, Rank, State, Step
 from pipelines.process.steps.mapping import SINK_COLUMN
 from pipelines.protocol.outcomes import REJECTED, WAITING, Outcome, register
@@ -160,6 +161,14 @@ class Join(Step):
 def _side(side: Any, outputs: Any, types: Columns) -> JoinSide:
     fields = tuple(JoinedField(one.joined_name, one.name, types[one.name]) for one in outputs if one.source_id == side.source_id)
     return JoinSide(side.source_id, tuple(side.key), fields, side.time_window // timedelta(microseconds=1))
+
+
+def unmatched(rows: pa.Table, join_step: Join) -> pa.Table:
+    """Return the reasons (`REJECTED_SCHEMA`) of left records without a match that become dead letters."""
+    rejections = Rejections(join_step.stage, rows.num_rows)
+    message = f"no record of {join_step.right.source} has its key ({', '.join(join_step.left.key)}) within the windows of the join"
+    rejections.note(np.ones(rows.num_rows, dtype=bool), "unmatched", None, message)
+    return rejections.split(rows, rows).rejected
 
 
 STEP = Join
