@@ -1,15 +1,21 @@
 """A pipeline case whose events are joined with the records of a second topic, `names`, and what its table must hold.
 
-The account is this module's alone: Kafka's records by a plain consumer, the raw stream's order and times by NATS, the table by SQL.
+What the table must hold is computed by a program that imports nothing of ours (outside_join.py).
 """
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from pipelines.config.durations import parse_duration
 from resources.local.stack import Addresses
 from support.pipeline_case import PipelineCase, wait_until
 
@@ -75,3 +81,30 @@ class JoinPipeline:
     def rows(self) -> list[tuple[int, str | None, float]]:
         """(id, name, amount) of the table, by id and name."""
         return list(self.case.client().query(f"SELECT id, name, amount FROM {self.case.table} ORDER BY id, name, amount").result_rows)
+
+    def account(self) -> dict[str, Any]:
+        """The account that a program makes which knows nothing of ours (outside_join.py); an uneven one is a failure."""
+        case, a = self.case, self.case.addresses
+        left, right = (int(parse_duration(window) / timedelta(microseconds=1)) for window in self.windows)
+        clickhouse = {
+            "url": f"http://{a.clickhouse_host}:{a.clickhouse_port}",
+            "user": a.clickhouse_user,
+            "password": a.clickhouse_password,
+            "table": case.table,
+        }
+        asked = {
+            "left_us": left,
+            "right_us": right,
+            "emits": self.unmatched == "emit",
+            "raw": {"url": a.nats_url, "stream": case.names.stream("raw"), "subject": case.names.subjects("raw")},
+            "topics": [
+                {"kafka": where.kafka_client, "source": source, "topic": self.topics[source]}
+                for source, where in (("events", a), ("names", self.there))
+            ],
+            "clickhouse": clickhouse,
+        }
+        script = shutil.copy(Path(__file__).with_name("outside_join.py"), case.directory)
+        done = subprocess.run([sys.executable, "-P", script], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        counts: dict[str, Any] = json.loads(done.stdout)
+        return counts
