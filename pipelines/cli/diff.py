@@ -61,7 +61,7 @@ def diff(
         config = load(old, offline=not sample.needs_servers)
         programs = declared_program(config), declared_program(load(new, offline=True))
         if any(program.join is not None for program in programs):
-            raise HaltError("comparing two files: records that wait in a join are not compared yet; try cases with `tallyflow test` on both")
+            raise HaltError("comparing two files: those with a join are not compared yet; try the cases of both with `tallyflow test`")
         with _stored(config, sample, programs) as stored:
             found = difference(*programs, stored.frames, stored.first, stored.watermarks, examples)
     if not found.records:

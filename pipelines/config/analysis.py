@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
-from pipelines.config.fields import all_passed, at_sink, checked, definitions, joins, path_of
+from pipelines.config.fields import BEHIND_ALL, all_passed, at_sink, checked, definitions, joins, path_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.sources import KafkaConnection, KafkaSource
@@ -267,7 +267,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
     """Return what may not change over a pipeline's life, as JSON values: buckets, streams, sinks, fallbacks, and of sources topic and keys.
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
-    which decides its hash, and what the window is measured on. The window itself may change.
+    which decides its hash, and what the window is measured on. The window itself may change. For a join it holds what its stores hold: the
+    keys and the fields of each side, how each is read, and the windows, by which records were left out of the stores.
     """
     sides = (config.join.left_source, config.join.right_source) if config.join and joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
@@ -292,10 +293,23 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
                 "topic": source.topic,
                 "dedup_key": list(dedups[source.source_id][1].key) if source.source_id in dedups else None,
                 "join_key": join_keys.get(source.source_id),
+                **(_join_shape(config, source) if source.source_id in join_keys else {}),
                 **(_dedup_shape(config, source, *dedups[source.source_id]) if source.source_id in dedups else {}),
             }
             for source in config.sources
         },
+    }
+
+
+def _join_shape(config: PipelineConfig, source: KafkaSource) -> dict[str, Any]:
+    assert config.join is not None
+    side = next(one for one in (config.join.left_source, config.join.right_source) if one and one.source_id == source.source_id)
+    fields = definitions(config, source, BEHIND_ALL)
+    taken = [one for one in config.join.output_fields if one.source_id == source.source_id]
+    return {
+        "join_key_fields": [fields[name] for name in side.key],
+        "join_window": format_duration(side.time_window),
+        "join_fields": {one.joined_name: {"field": one.name, **fields[one.name]} for one in taken},
     }
 
 

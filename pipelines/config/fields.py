@@ -159,8 +159,15 @@ def origins(config: Any, source: Any) -> dict[str, frozenset[str]]:
     )
 
 
+BEHIND_ALL = -1
+"""No index of a transform."""
+
+
 def definitions(config: Any, source: Any, index: int) -> dict[str, Any]:
-    """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed."""
+    """Return, as JSON values by name, how each field before the transform at `index` is read, or from what it is computed.
+
+    With BEHIND_ALL, each field behind the transforms of the source.
+    """
     read = {field.name: field.model_dump(mode="json", exclude={"name"}, exclude_defaults=True) for field in source.schema_fields}
     read |= {column.name: column.definition for column in source.columns}
     before = takewhile(lambda passed: passed.index != index, path_of(config, source))

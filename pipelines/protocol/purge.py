@@ -27,7 +27,7 @@ from pipelines.protocol.codec import Count, Flag, Form, to_text
 from pipelines.protocol.existence import Stream, Streams
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import ChainState, Done, Log, Plan, read_chain, stored_form
-from pipelines.protocol.naming import REDRIVE, Names, is_redriven
+from pipelines.protocol.naming import REDRIVE, Names, is_redriven, is_tick
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST, HEADER_OLDEST, Message, instant
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES, ROOM_BYTES
@@ -325,7 +325,8 @@ class Purge:
         # Read after the decision, when its frames were stored: without an open plan of ingest all of them are confirmed.
         ingests = self._ingests() if self._is_process else {}
         for subject in self._log.subjects(stream, self._names.subjects(role)):
-            needed = _needed_by_ingest(ingests[self._topology.ingest_of(subject)], subject) if ingests else below
+            is_of_ingest = bool(ingests) and not is_tick(subject)
+            needed = _needed_by_ingest(ingests[self._topology.ingest_of(subject)], subject) if is_of_ingest else below
             self._purge_subject(stream, subject, min(below, needed))
         if all(ingest.plan is None for ingest in ingests.values()):
             self._purged_below = below

@@ -104,7 +104,9 @@ class JoinPipeline:
             "clickhouse": clickhouse,
         }
         script = shutil.copy(Path(__file__).with_name("outside_join.py"), case.directory)
-        done = subprocess.run([sys.executable, "-P", script], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "-P", script], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         counts: dict[str, Any] = json.loads(done.stdout)
         return counts

@@ -237,13 +237,22 @@ def test_what_needs_one_source_asks_for_its_id() -> None:
     assert only_source(parsed(MINIMAL)).source_id == "orders"
 
 
-def test_join_of_two_sources_loads_and_is_not_supported_yet() -> None:
+def test_the_shape_says_what_the_stores_of_a_join_hold() -> None:
     config = parsed(joined())
-    assert unsupported(config) == ["join: is not supported yet"]
-    assert shape_of(config)["sources"] == {
-        "orders": {"topic": "orders", "dedup_key": None, "join_key": ["order_id"]},
-        "users": {"topic": "users", "dedup_key": None, "join_key": ["user_id"]},
+    assert unsupported(config) == []
+    assert shape_of(config)["sources"]["users"] == {
+        "topic": "users",
+        "dedup_key": None,
+        "join_key": ["user_id"],
+        "join_key_fields": [{"type": "string"}],
+        "join_window": "1h",
+        "join_fields": {"customer.city": {"field": "email", "type": "string"}},
     }
+
+
+def test_what_a_join_does_not_take_yet_is_refused_with_its_path() -> None:
+    document = joined() | {"transforms": [{**DEDUP, "source_id": "orders"}]}
+    assert unsupported(parsed(document)) == ["transforms[0]: a dedup beside a join is not supported yet"]
 
 
 def test_filter_and_stateless_after_a_join_see_its_fields() -> None:

@@ -22,6 +22,7 @@ from pipelines.protocol.bodies import (
     RedrivePlan,
     SinkDone,
     SinkPlan,
+    Waiting,
 )
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
@@ -36,9 +37,9 @@ from pipelines.protocol.purge import (
     read_purged,
     redrive_entries_that_may_go,
 )
-from pipelines.protocol.records import encode_frame
+from pipelines.protocol.records import HEADER_OLDEST, encode_frame
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
-from pipelines.protocol.topology import LegId
+from pipelines.protocol.topology import LegId, Topology
 from pipelines.runner.retention import StreamFacts
 from pipelines.testing import FIRST_INSTANT, SINGLE, MemoryLog
 
@@ -69,15 +70,17 @@ class Pipeline:
         chain.done(IngestDone(start=plan.start, to=plan.to, counts={"rows_out": 1}, tails=tails))
         return sequence
 
-    def process(self, to: int) -> None:
-        """All raw frames up to `to` as one range, each of which gives a frame of out."""
+    def process(self, to: int, waiting: Waiting | None = None, oldest: int = 0) -> None:
+        """All raw frames up to `to` as one range, each of which gives a frame of out; `oldest`: as those of a join say."""
         chain = self.chains["process"]
         start = chain.state.to or 0
         chain.plan(ProcessPlan(start=start, to=to, config="v"))
         for sequence in range(start + 1, to + 1):
-            self.append(NAMES.out(0), {"Tf-First": f"{sequence}.0.0", "Tf-Last": f"{sequence}.0.0"})
+            of_join = {HEADER_OLDEST: str(oldest)} if oldest else {}
+            self.append(NAMES.out(0), {"Tf-First": f"{sequence}.0.0", "Tf-Last": f"{sequence}.0.0", **of_join})
         clock_us = int(self.log.clock.now.timestamp()) * 1_000_000
-        chain.done(ProcessDone(start=start, to=to, config="v", counts={"rows_in": to - start}, clock_us=clock_us))
+        counts = {"rows_in": to - start}
+        chain.done(ProcessDone(start=start, to=to, config="v", counts=counts, clock_us=clock_us, waiting=waiting))
 
     def confirm(self, to: int) -> None:
         chain = self.chains["sink"]
@@ -122,6 +125,47 @@ def test_a_chain_is_as_long_as_its_stream_and_reads_as_before() -> None:
     for leg in ("process", "sink"):
         entries = [CHAINS[leg].decode(m) for m in made.log.fetch(LEDGER, NAMES.chain(leg), 0, made.held(LEDGER)[-1])]
         assert [(entry.kind, entry.body.to) for entry in entries] == [(kind, to) for to in (7, 8, 9, 10) for kind in ("plan", "done")]
+
+
+def test_raw_frames_of_left_records_that_wait_in_a_join_stay() -> None:
+    made = Pipeline()
+    for _ in range(6):
+        made.log.clock.advance(HOUR)
+        made.process(made.ingest(), Waiting(3, 0, 0))
+        made.confirm(made.chains["process"].state.to or 0)
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [2, 3, 4, 5, 6]
+    made.process(made.ingest(), Waiting(6, 0, 0))
+    made.confirm(7)
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [5, 6, 7]
+    made.process(made.ingest(), None)
+    made.confirm(8)
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [8]
+
+
+def test_raw_frames_of_joined_rows_that_the_sink_has_not_confirmed_stay() -> None:
+    made = Pipeline()
+    made.hours(5)
+    made.process(made.ingest(), oldest=3)
+    made.process(made.ingest(), oldest=6)
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [2, 3, 4, 5, 6, 7]
+    made.confirm(6)
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [5, 6, 7]
+
+
+def test_ticks_go_like_other_frames() -> None:
+    made = Pipeline()
+    made.hours(3)
+    tick = made.append(NAMES.tick(), {})
+    made.process(tick)
+    made.confirm(tick)
+    made.hours(5)
+    Purge(made.log, NAMES, Topology.of(["events", "names"], [""]), LegId.parse("process"), timedelta(0)).by_age()
+    assert made.held(RAW) == [tick, 9]
 
 
 def test_the_last_message_of_a_quiet_subject_stays_for_ever() -> None:
