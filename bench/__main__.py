@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, functions, join, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
+from bench import expressions, functions, join, joined, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
@@ -96,6 +96,9 @@ def main(
         return
     if only == "warm":
         _print_warm(home, events, runs)
+        return
+    if only == "joined":
+        _print_joined(home, live_keys or [1_000_000], events)
         return
     if only == "rival":
         _print_rival(home, live_keys or RIVAL_KEYS)
@@ -277,6 +280,23 @@ def _print_warm(home: Path, events: int, runs: int) -> None:
         table.add_row(one.name, f"{one.cpu_us:.2f}", f"{more:.2f}", f"{one.events_per_second:,.0f}", f"{one.dead_letters:,}")
     console.print(table)
     (home / "warm.json").write_text(json.dumps({"machine": machine(), "events": events, "warm": [asdict(one) for one in found]}, indent=2))
+
+
+def _print_joined(home: Path, right_keys: Sequence[int], lefts: int) -> None:
+    """The whole pipeline with a join, by the number of right keys."""
+    stack = LocalStack(home)
+    stack.up()
+    try:
+        found = [joined.measure(stack, keys, lefts) for keys in right_keys]
+    finally:
+        stack.down()
+    table = Table("right keys", "lefts/s", "us per left", *GROUPS, "memory", title="a join in the whole pipeline, warm")
+    for one in found:
+        figures = (f"{one.cpu_us[group]:.2f}" for group in GROUPS)
+        memory = f"{one.pss_bytes / 2**20:,.0f} MiB"
+        table.add_row(f"{one.right_keys:,}", f"{one.lefts_per_second:,.0f}", f"{one.pipeline_cpu_us:.2f}", *figures, memory)
+    console.print(table)
+    (home / "joined.json").write_text(json.dumps({"machine": machine(), "joined": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_functions(home: Path) -> None:

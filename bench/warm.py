@@ -85,7 +85,7 @@ def _measure(stack: LocalStack, edit: Callable[[dict[str, Any]], None], events: 
         meter = Meter(pipeline.start("--accept"), {name: int(stack.server(name).pid or 0) for name in SERVERS})
         _wait_through(pipeline, WARM_EVENTS)
         rejected = pipeline.rows("process", "rows_rejected")
-        with _held(meter):
+        with held(meter):
             produce(kafka, topic, Recipe(seed=2 * seed + 1), events)
             begun, before = monotonic(), meter.read()
         _wait_through(pipeline, WARM_EVENTS + events)
@@ -95,7 +95,7 @@ def _measure(stack: LocalStack, edit: Callable[[dict[str, Any]], None], events: 
 
 
 @contextmanager
-def _held(meter: Meter) -> Iterator[None]:
+def held(meter: Meter) -> Iterator[None]:
     """Holds the Python workers inside the block."""
     workers = [psutil.Process(pid) for pid in meter.read().worker_seconds]
     for worker in workers:
