@@ -14,7 +14,7 @@ from pipelines.cli.arguments import AsJson, errors_as_exit, leave_out_pandas, ou
 from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, opened_raw
 from pipelines.config import PipelineConfig, load
 from pipelines.counts import count_of
-from pipelines.errors import HaltError
+from pipelines.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from pipelines.preview.difference import Change, Difference, Ending
@@ -61,7 +61,7 @@ def diff(
         config = load(old, offline=not sample.needs_servers)
         programs = declared_program(config), declared_program(load(new, offline=True))
         if any(program.join is not None for program in programs):
-            raise HaltError("comparing two files: those with a join are not compared yet; try the cases of both with `tallyflow test`")
+            raise NotSupportedError("comparing files with a join is not supported yet; try the cases of both with `tallyflow test`")
         with _stored(config, sample, programs) as stored:
             found = difference(*programs, stored.frames, stored.first, stored.watermarks, examples)
     if not found.records:

@@ -31,7 +31,9 @@ def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
     (frame,) = frames_of_dead_letters([dead_letter], [])
     rows = records_of(frame.message, frame.arrival_us)
     lane = program.lanes[program.sources.index(row["source"])]
-    for step in (*lane.steps, *program.shared):
+    # Of a left record nothing tells which right one it had met.
+    behind = () if program.join is not None else program.shared
+    for step in (*lane.steps, *behind):
         before, rows = rows, pass_through([(step, frozenset())], Context(engine, program.carried), rows, open_engine).accepted
         if not rows.num_rows:
             return "; ".join(filter(None, (raised(engine, before, one.expression) for one in _named(step, row["field"]))))

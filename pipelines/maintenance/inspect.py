@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
+from pipelines.config.fields import joins
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
-from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError, StateDamagedError
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.replay import Start, replayed, start_at
 from pipelines.process.buckets import live_runs
@@ -106,13 +107,18 @@ class KeyState:
     """The dedup store of one pipeline on this host."""
 
     def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
-        """Create without connecting. Raise HaltError if the pipeline has no dedup and `needs_dedup` is set."""
+        """Create without connecting. Raise HaltError if `needs_dedup` is set and the pipeline has no dedup, or a join."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         storage = self.names.state_storage(self.directory, config.state_uri)
         run = RunSpec.beside(config_text, config, storage)
         self.connections = Connections(run, keep_partitions=False, config=config)
         self._lists = RunLists(self.connections.log, self.names)
+        if needs_dedup and joins(config):
+            raise NotSupportedError(
+                f"looking into the key stores of {config.pipeline_id}: those of a join are not supported yet. If one is damaged, restore "
+                "the state directory from a backup of the same moment as the streams, or delete the pipeline and start it anew"
+            )
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
 

@@ -71,7 +71,7 @@ def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: st
         assert log.last(case.names.stream("raw"), case.names.tick()) is not None
 
 
-def test_rows_that_the_table_refuses_become_dead_letters_of_their_left_records(case: PipelineCase) -> None:
+def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < 100")

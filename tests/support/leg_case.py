@@ -106,9 +106,12 @@ class LegCase(Kept):
     def of_leg(self, leg: LegId) -> Any:
         return self
 
+    def segments(self, key: str) -> Storage:
+        return Storage.local(self.directory / key)
+
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self.stores:
-            self.stores[bucket] = KeyedStore(Storage.local(self.directory / str(bucket)))
+            self.stores[bucket] = KeyedStore(self.segments(str(bucket)))
         return self.stores[bucket]
 
     def source(self, source_id: str) -> Topic:

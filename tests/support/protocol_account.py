@@ -221,8 +221,8 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     held = Chain(world.log, NAMES, PROCESS_CHAIN, world.epoch)
     held.state = chain
     ProcessLeg(outside, held, None, Event())._sweep()
-    listed = {(int(bucket), name) for bucket, listing in lists.items() for name, *_ in listing}
-    assert listed == {(bucket, name) for bucket, storage in world.storages.items() for name in storage.names()}
+    listed = {(key, name) for key, listing in lists.items() for name, *_ in listing}
+    assert listed == {(key, name) for key, storage in world.storages.items() for name in storage.names()}
 
 
 def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int, set[tuple[int, int]]]:

@@ -385,9 +385,12 @@ class Outside(Kept):
     def of_leg(self, leg: LegId) -> Any:
         return self
 
+    def segments(self, key: str) -> "MemoryStorage":
+        return self._world.storages.setdefault(key, MemoryStorage(self._world))
+
     def dedup_store(self, bucket: int) -> KeyedStore:
         if bucket not in self._stores:
-            self._stores[bucket] = KeyedStore(self._world.storages.setdefault(bucket, MemoryStorage(self._world)))
+            self._stores[bucket] = KeyedStore(self.segments(str(bucket)))
         return self._stores[bucket]
 
     def source(self, source_id: str) -> Topic:

@@ -224,7 +224,7 @@ class World:
         self.gives_up = False
         """Rows of the sink may be given up."""
         self.config = configuration("bad", self.window_us)
-        self.storages: dict[int, MemoryStorage] = {}
+        self.storages: dict[str, MemoryStorage] = {}
         self.clock = ManualClock()
         self.log = ModelLog(self, self.clock)
         self.log.streams = random.Random(f"the streams of {seed}").choice([1, 1, 3])

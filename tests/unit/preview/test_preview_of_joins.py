@@ -81,7 +81,7 @@ def test_an_order_meets_its_customer_whichever_comes_first() -> None:
     assert ran(given, {"rows": [row(1, "Dear Ada"), row(2, "Dear Bob"), row(3, "Dear Bob")], "waiting": 0}).differences == []
 
 
-def test_the_newest_customer_counts_and_a_filter_of_its_source_is_before_the_join() -> None:
+def test_the_newest_customer_that_passes_its_filter_counts() -> None:
     given = [customer(1, "Ada"), customer(1, "Ada Lovelace"), customer(1, "Test", is_test=True), order(1, 1)]
     assert ran(given, {"rows": [row(1, "Dear Ada Lovelace")], "dropped": 1}).differences == []
 

@@ -85,7 +85,7 @@ def test_keys_that_are_never_equal_are_a_fault() -> None:
         step(right_source={**GLASSFLOW["right_source"], "key": "name"})
 
 
-def test_a_record_becomes_a_row_of_its_side_and_one_without_a_key_a_dead_letter(engine: Engine) -> None:
+def test_a_record_without_a_key_is_a_dead_letter(engine: Engine) -> None:
     columns = {"order_id": pa.array(["a", "b"]), "user.id": pa.array([7, None], pa.int64()), "amount": pa.array([1.5, 2.5])}
     made = step().of_source("orders").apply(Context(engine), table(columns, 2))
     (row,) = made.accepted.to_pylist()

@@ -145,7 +145,7 @@ def test_raw_frames_of_left_records_that_wait_in_a_join_stay() -> None:
     assert made.held(RAW) == [8]
 
 
-def test_raw_frames_of_joined_rows_that_the_sink_has_not_confirmed_stay() -> None:
+def test_raw_frames_of_unconfirmed_joined_rows_stay() -> None:
     made = Pipeline()
     made.hours(5)
     made.process(made.ingest(), oldest=3)
