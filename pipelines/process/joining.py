@@ -10,6 +10,7 @@ bytes have not crossed the exchange.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +99,10 @@ class Joining:
         with self._buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
             working = {bucket: workers.submit(self._joined, bucket, rows.get(bucket)) for bucket in sorted({*wanted, *rows})}
             found = {bucket: one.result() for bucket, one in working.items()}
-        for one in found.values():
-            self._count(one)
-        for batch in _batches(self._slices(found)):
-            self._append_batch(batch)
+            for one in found.values():
+                self._count(one)
+            for batch in _batches(self._slices(found)):
+                self._append_batch(batch, workers)
         oldest = min((one.oldest_waiting for one in found.values() if one.oldest_waiting), default=None)
         return Appended(dict(self._counts), Waiting(*unpacked(oldest[0]), oldest[1]) if oldest else None)
 
@@ -129,26 +130,27 @@ class Joining:
         with_unmatched = self._join.unmatched != "drop"
         return ((bucket, part) for bucket, made in found.items() for part in made.slices(with_unmatched))
 
-    def _append_batch(self, batch: pa.Table) -> None:
+    def _append_batch(self, batch: pa.Table, workers: Executor) -> None:
         """Take rows of some buckets, in the order of buckets and causes, through the steps behind the join; append what comes of them."""
         is_alone = pc.is_null(batch.column(RIGHT_COLUMNS[0]))
-        batch = batch.drop_columns([*RIGHT_COLUMNS])
+        batch = matched = batch.drop_columns([*RIGHT_COLUMNS])
         rejected = []
         if self._join.unmatched == "dead_letter":
-            alone, batch = batch.filter(is_alone), batch.filter(pc.invert(is_alone))
-            rejected.append(unmatched(alone, self._join))
-        else:
-            alone = batch.slice(0, 0)
-        tried = take_out(batch, self._item.poison)
+            matched = batch.filter(pc.invert(is_alone))
+            rejected.append(unmatched(batch.filter(is_alone), self._join))
+        tried = take_out(matched, self._item.poison)
         passed = self._through_steps(tried.accepted)
-        rejected = pa.concat_tables([*rejected, tried.rejected, passed.rejected])
-        # The steps keep the rows' order, and the columns that the program carries; the bucket is known by the position.
         self._counts.update(passed.dropped)
-        self._append_rejected(rejected, together([alone, batch]) if alone.num_rows else batch)
+        self._append_rejected(pa.concat_tables([*rejected, tried.rejected, passed.rejected]), batch)
         self._counts.update(self._config.tables.counts(passed.accepted))
-        for bucket, share in shares(passed.accepted, _buckets_of(passed.accepted, batch)):
-            self._buckets.append_for_sinks(bucket, share)
-            reach("process.between-frames")
+        by_bucket = shares(passed.accepted, _buckets_of(passed.accepted, batch))
+        # Each mostly waits for the disk of NATS.
+        for appended in [workers.submit(self._append_for_sinks, bucket, share) for bucket, share in by_bucket]:
+            appended.result()
+
+    def _append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
+        self._buckets.append_for_sinks(bucket, rows)
+        reach("process.between-frames")
 
     def _through_steps(self, rows: pa.Table) -> Passed:
         connections = self._connections
@@ -183,7 +185,7 @@ class Joining:
 
 
 def _buckets_of(rows: pa.Table, batch: pa.Table) -> Any:
-    """Return the bucket of each row that the steps have let pass, from the batch before them: rows keep their order."""
+    """Return the bucket of each row that the steps let pass; `batch`: the rows before the steps, which keep their order."""
     if rows.num_rows == batch.num_rows:
         return batch.column(_BUCKET).to_numpy()
     is_there = np.isin(position_keys(batch), position_keys(rows))
