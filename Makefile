@@ -12,9 +12,11 @@ KILL ?=
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
 
-# Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers.
+# Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a pipeline waits for
+# servers half of its time, so one more worker than cores keeps both busy; the crash tests' own load does that already.
 # Files are handed out in the order of the paths: short ones last, so that no worker waits for the other's last long one.
-WORKERS ?= 2
+test: WORKERS ?= 3
+crash: WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 TEST_PATHS = $(wildcard tests/integration tests/spark tests/differential tests/unit)

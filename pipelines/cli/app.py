@@ -79,8 +79,9 @@ def prepare() -> None:
 
     The archive halves the JVM's start; another Java version needs one of its own.
     """
-    from pipelines.engine.class_archive import archive_path, make_archive
+    from pipelines.engine.class_archive import make_archive
     from pipelines.native_library import build_all
+    from pipelines.spark_classes import archive_path
 
     with errors_as_exit():
         for line in build_all() or ["the native JSON reader is built"]:

@@ -1,12 +1,5 @@
-"""Class data sharing for Spark's JVM: the classes that one JVM has loaded and verified are kept in a file that later ones map at start.
+"""Make the archive of the classes that Spark's JVM loads (pipelines/spark_classes.py), once per Python environment and Java."""
 
-`tallyflow prepare` makes the archive once per Python environment and Java; `build_session` uses it if it exists. A JVM that cannot use an
-archive (another Java, a damaged file) starts without: https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html. Measured on two
-slow cores, Java 17: session and first job take 26 s without the archive and 14 s with it, 23 and 11 s of the JVM's CPU.
-"""
-
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,36 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.functions import count as count_of
 
 from pipelines.errors import HaltError
 
 _MAKE_SECONDS = 600
-
-
-def archive_path() -> Path | None:
-    """Return the place of the archive for this environment and this Java; None without a Java of the usual layout.
-
-    The name covers everything for which the JVM would refuse an archive: its own modules file, and Spark's jars.
-    """
-    java_home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
-    modules = Path(java).resolve().parent.parent / "lib" / "modules" if java else None
-    if modules is None or not modules.exists():
-        return None
-    found = modules.stat()
-    jars = Path(pyspark.__file__).parent / "jars"
-    facts = f"{modules} {found.st_size} {found.st_mtime_ns} {jars} {pyspark.__version__}"
-    return Path(sys.prefix) / "share" / "tallyflow" / f"spark-classes-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
-
-
-def java_option() -> str:
-    """Return the option with which a JVM uses the archive; empty while there is none."""
-    path = archive_path()
-    # A JVM that cannot use it would print this on standard output.
-    return f"-XX:SharedArchiveFile={path} -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off" if path and path.exists() else ""
 
 
 def make_archive(path: Path) -> None:

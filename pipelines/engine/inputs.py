@@ -93,7 +93,7 @@ class SourceInput(Input):
     A reader that keeps up is sent new records at once: what was read ahead is the next batch. Behind a backlog, and every 5 s, the source
     is asked for its ends. After a batch of under FEW_OFFSETS the next one waits until LINGER_SECONDS have passed, so that few large
     batches replace many small ones. The first record after a quiet time is not delayed. `until`: nothing at or beyond these offsets, and
-    no other partition.
+    no other partition; once they are reached no record is waited for, so that a stop is not delayed.
     """
 
     is_divided = False
@@ -137,6 +137,9 @@ class SourceInput(Input):
         if self._is_look_due or self.is_divided:
             return None
         starts = {partition: start.get(str(partition), 0) for partition in self._partitions}
+        if self._until is not None and all(starts.get(partition, 0) >= end for partition, end in self._until.items()):
+            self._pause_seconds = _LOOK_EVERY_SECONDS - (self._clock() - self._looked_at)
+            return {str(partition): at for partition, at in starts.items()}
         try:
             read = self._source.ahead(starts, _AHEAD_SECONDS)
         except DataLossError:

@@ -93,6 +93,8 @@ class Leg(ABC, Generic[P, D]):
         self.name = LegId.parse(chain.leg)
         self.stop, self.means = stop, means
         self.status = LegStatus()
+        self._state_at_work = self.status.state
+        """The state while nothing is waited for: starting until the leg has begun."""
         self.begun = means.clock()
         """The time after which nothing that works for an earlier process has begun an insert."""
 
@@ -122,7 +124,8 @@ class Leg(ABC, Generic[P, D]):
         self.begun = self.means.clock()
         self.status.totals = dict(self.chain.state.totals)
         start = self.patiently(self.start_offset)
-        self.status.state, self.status.reached = "running", dict(start)
+        self.status.reached = dict(start)
+        self.status.state = self._state_at_work = "running"
         return start
 
     def start_offset(self) -> Offset:
@@ -203,7 +206,7 @@ class Leg(ABC, Generic[P, D]):
             result = retrying(guarded)
         except RetryableError as error:
             raise StoppedError(f"{self.name}: stopped while waiting: {error}") from error
-        self.status.state, self.status.message = "running", ""
+        self.status.state, self.status.message = self._state_at_work, ""
         return result
 
 

@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pipelines.engine.class_archive import java_option
 from pipelines.errors import HaltError, RetryableError
 from pipelines.loopback import is_loopback
+from pipelines.spark_classes import java_option
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 

@@ -26,6 +26,7 @@ from pipelines.functions.child import ROW, DescribedError, Failure, RowsError, d
 from pipelines.functions.spark_errors import LOST, NO_ACTION, described_spark
 from pipelines.functions.spark_plan import RefusedError, Rewriting, check, items, python_udfs
 from pipelines.functions.spark_rows import Rows, to_declared, to_spark
+from pipelines.spark_classes import java_option
 
 _HEAP = "1g"
 _BATCH_SIZE = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -195,6 +196,7 @@ def start_session(root: Path, scratch: Path) -> SparkSession:
         *("-XX:+UseSerialGC", "-XX:MaxMetaspaceSize=384m", "-XX:ReservedCodeCacheSize=128m", "-XX:+ExitOnOutOfMemoryError"),
         f"-Dlog4j2.configurationFile={log}",
         f"-Djava.io.tmpdir={scratch}",
+        *shlex.split(java_option()),
     ]
     builder = SparkSession.builder.appName("tallyflow-function").master("local[1]")
     here = {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}

@@ -36,8 +36,9 @@ class LegThread:
     memory). It halts after RESTARTS_WITHOUT_PROGRESS.
     """
 
-    def __init__(self, leg: AnyLeg, note: Callable[[str], None]) -> None:
-        self.leg, self._note = leg, note
+    def __init__(self, leg: AnyLeg, note: Callable[[str], None], on_begin: Callable[[], object]) -> None:
+        """`note`: takes what the runner is to be told. `on_begin`: called each time that the leg has taken its chain over."""
+        self.leg, self._note, self._on_begin = leg, note, on_begin
         self._input = leg.open_input()
         self._restarts, self._batches = Restarts(), 0
         self._rows: int | None = None
@@ -87,6 +88,7 @@ class LegThread:
         leg = self.leg
         leg.patiently(leg.connections.prove)
         start = leg.begin()
+        self._on_begin()
         if self._rows is None:
             self._rows = self._rows_in_total()
         while not leg.stop.is_set():

@@ -100,7 +100,7 @@ class Share:
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
-        return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say)
+        return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say, self._news.set)
 
     def _serve_lane(self, number: int) -> None:
         """Do the parts for which this lane is asked, until the end."""

@@ -136,6 +136,28 @@ def test_partitions_that_others_read_are_not_fetched_ahead(cluster: MockKafka) -
     reader.close()
 
 
+def test_few_records_behind_many_of_another_take_few_looks(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.produce(1, some(3000, 1000))
+    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    list(reader.read({1: (0, 10)}))
+    heard: list[set[int]] = []
+    poll = RangeReader._poll
+
+    def noted(self: RangeReader, most: int, seconds: float) -> tuple[set[int], bool]:
+        found = poll(self, most, seconds)
+        if found[0] == {1} and {1} not in heard:
+            # Only now: what was fetched of the other partition stands before them.
+            cluster.produce(0, some(5))
+        heard.append(found[0])
+        return found
+
+    monkeypatch.setattr(RangeReader, "_poll", noted)
+    assert offsets(list(reader.read({0: (0, 5)})), 0) == list(range(5))
+    assert len([found for found in heard if found]) < 30
+    assert offsets(list(reader.read({1: (10, 3000)})), 1) == list(range(10, 3000))
+    reader.close()
+
+
 def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
     monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from pipelines.engine.class_archive import archive_path, java_option, make_archive
+from pipelines.engine.class_archive import make_archive
 from pipelines.errors import HaltError
+from pipelines.spark_classes import archive_path, java_option
 
 
 def _spark_version(options: str) -> "subprocess.CompletedProcess[str]":

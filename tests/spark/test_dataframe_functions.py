@@ -15,6 +15,7 @@ from pipelines.functions.calls import Called, Hosts
 from pipelines.functions.code import pack
 from pipelines.functions.host import Host
 from pipelines.functions.spec import Function
+from pipelines.spark_classes import archive_path
 from pipelines.types.fields import SOURCE_TYPES
 
 KINDS = [kind for kind, source in SOURCE_TYPES.items() if not source.is_json_text]
@@ -108,13 +109,15 @@ def test_a_batch_of_which_every_row_fails_is_looked_through(plain: Function, hos
     assert codes(called) == dict.fromkeys(range(500), "python_error")
 
 
-def test_the_jvm_ends_with_a_host_that_is_killed(plain: Function) -> None:
+def test_the_jvm_maps_the_archive_and_ends_with_a_killed_host(plain: Function) -> None:
     host = Host(plain)
     try:
         host.start()
         assert host.pid is not None
         jvms = [child for child in psutil.Process(host.pid).children(recursive=True) if "java" in child.name()]
         assert len(jvms) == 1
+        archive = archive_path()
+        assert archive is None or archive.exists() == (str(archive) in {mapped.path for mapped in jvms[0].memory_maps()})
         os.kill(host.pid, signal.SIGKILL)
         assert psutil.wait_procs(jvms, timeout=30)[1] == []
     finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
+from pipelines.process.program import Program
 from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import Chain, Entry
@@ -31,10 +32,18 @@ NARROWED = ("to", "rest", "standing")
 
 def entries(log: ModelLog, leg: str) -> list[Entry]:
     """Each is decoded once: an account looks at a chain a dozen times."""
-    chain = [m for m in log.everything(NAMES.stream("ledger")) if m.subject == NAMES.chain(leg)]
+    subject = NAMES.chain(leg)
+    chain = [m for m in log.everything(NAMES.stream("ledger")) if m.subject == subject]
     known = log.entries.setdefault(leg, [])
     known += [chain_of(leg).decode(message) for message in chain[len(known) :]]
     return known
+
+
+def program(log: ModelLog, version: str) -> Program:
+    """Each is read once: a version is the digest of what it names."""
+    if version not in log.programs:
+        log.programs[version] = stage_config.load(log, NAMES, version)
+    return log.programs[version]
 
 
 def check_account(world: "World") -> None:
@@ -237,7 +246,7 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
     watermarks = watermarks_us(world)
     for message in log.everything(NAMES.stream("raw")):
         plan, *_ = [p for p in plans if p.body.start < message.sequence <= p.body.to]
-        config = stage_config.load(log, NAMES, plan.body.config)
+        config = program(log, plan.body.config)
         for ordinal, row in enumerate(stored_rows(message.payload).to_pylist()):
             at, value, is_past = (message.sequence, ordinal), row["value"], bool(row.get("past_dedup"))
             outcome = apply(value, config)
@@ -303,7 +312,7 @@ def watermarks_us(world: "World") -> dict[tuple[int, int], int | None]:
     frames, places = [], []
     for message in world.log.everything(NAMES.stream("raw")):
         plan, *_ = [p for p in plans if p.body.start < message.sequence <= p.body.to]
-        config = stage_config.load(world.log, NAMES, plan.body.config)
+        config = program(world.log, plan.body.config)
         values = enumerate(stored_rows(message.payload)["value"].to_pylist())
         timed = [(ordinal, time_us(value)) for ordinal, value in values if apply(value, config) is not None]
         frames.append((None if ".redrive." in message.subject else int(message.headers["Tf-Partition"]), [time for _, time in timed]))

@@ -21,6 +21,7 @@ from pipelines.engine.lanes import Shelf
 from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
 from pipelines.key_store.store import KeyedStore
+from pipelines.process.program import Program
 from pipelines.protocol.codec import to_text
 from pipelines.protocol.frame_bodies import with_body
 from pipelines.protocol.ledger import Entry
@@ -115,6 +116,8 @@ class ModelLog(MemoryLog):
         self.stored: dict[str, list[Message]] = {}
         self.entries: dict[str, list[Entry]] = {}
         """Those of each chain that the account has decoded."""
+        self.programs: dict[str, Program] = {}
+        """The configurations that the account has read, by version."""
 
     def _reach(self, doing: str) -> None:
         self.world.call()

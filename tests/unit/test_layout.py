@@ -62,6 +62,7 @@ SPARK_EXCEPTIONS = {
     "pipelines.runner.spark_engine": "opens the session of a run, and asks how many slots it has",
     "pipelines.runner.task": "asks Spark for the number of its task",
     "pipelines.runner.worker_daemon": "Spark's own daemon, with our modules imported",
+    "pipelines.spark_classes": "names the archive for the jars of this Spark",
 }
 
 

@@ -263,14 +263,16 @@ class RangeReader:
         self._position(open_ranges)
         self._resume(open_ranges)
         silent = dict.fromkeys(open_ranges, 0.0)
-        repositioned = 0.0
+        repositioned, is_crowded = 0.0, False
         while open_ranges:
             for partition in list(open_ranges):
                 yield from self._take_ahead(partition, open_ranges)
             if not open_ranges:
                 return
             begun, wanted = time.monotonic(), min(self._fitting, sum(end - start for start, end in open_ranges.values()))
-            heard, is_all = self._poll(wanted, 0.05)
+            # Records of others stand before the wanted ones: a few at a time would be a block each.
+            heard, is_all = self._poll(self._fitting, 0.0) if is_crowded else self._poll(wanted, 0.05)
+            is_crowded = not is_all and heard.isdisjoint(open_ranges)
             seconds = time.monotonic() - begun
             repositioned += seconds
             for partition in open_ranges:

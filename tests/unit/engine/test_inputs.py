@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.connectors.sources import SourceFacts
 from pipelines.engine.inputs import FEW_OFFSETS, IDLE_SECONDS, LINGER_SECONDS, Hold, Input, Offset, SourceInput, StreamInput, admit
 from pipelines.errors import RetryableError
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan
@@ -152,6 +153,33 @@ def test_the_first_record_after_a_quiet_spell_waits_for_nothing(clock: ManualClo
     clock.advance(timedelta(seconds=60))
     growing.reads(1, 2, stop)
     assert stop.waited == 0
+
+
+class Ended:
+    """A topic of one partition with five records; whoever waits for a sixth one fails."""
+
+    def facts(self) -> SourceFacts:
+        return SourceFacts("topic", (0,))
+
+    def known_ends(self, partitions: list[int]) -> tuple[dict[int, int], dict[int, RetryableError]]:
+        return dict.fromkeys(partitions, 5), {}
+
+
+def test_a_run_that_has_reached_its_end_waits_for_its_stop_only(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = Ended()
+    found, stop, pauses = SourceInput(source, {0: 5}, clock.seconds), Event(), list[float]()
+    assert found.next({"0": 0}, stop) == {"0": 5}
+    clock.advance(timedelta(seconds=2))
+
+    def waits(pause: float) -> bool:
+        pauses.append(pause)
+        stop.set()
+        found.wake()
+        return found._woken.is_set()
+
+    monkeypatch.setattr(found._woken, "wait", waits)
+    assert found.next({"0": 5}, stop) == {"0": 5}
+    assert pauses == [3.0]
 
 
 class Told(Input):

@@ -32,6 +32,18 @@ class Always(Input):
         return 60.0
 
 
+class Quiet(Input):
+    """An input without news."""
+
+    limit = 1
+
+    def _available(self, start: Offset) -> Offset:
+        return start
+
+    def _pause(self) -> float:
+        return 60.0
+
+
 class FakeLeg:
     """A leg whose batches raise what the test says, one after the other; then it asks for a stop."""
 
@@ -71,7 +83,7 @@ class FakeLeg:
 
 def run(leg: Any) -> tuple[LegThread, list[str]]:
     notes: list[str] = []
-    thread = LegThread(leg, notes.append)
+    thread = LegThread(leg, notes.append, lambda: None)
     thread.start()
     assert thread.join(SECONDS)
     return thread, notes
@@ -153,7 +165,7 @@ class OfOneLeg(Share):
 
     def _made(self, name: LegId, epoch: int, lanes: int) -> LegThread:
         self.given = name, epoch
-        return LegThread(FakeLeg(None), self._say)  # type: ignore[arg-type]
+        return LegThread(FakeLeg(None), self._say, self._news.set)  # type: ignore[arg-type]
 
 
 def share_of(line: Spoken, clock: ManualClock) -> OfOneLeg:
@@ -169,6 +181,38 @@ def test_a_process_works_on_the_share_that_it_is_given() -> None:
     assert share.ended.wait(SECONDS)
     assert share.given == ("sink", 3)
     assert {report.share for report in line.reports} == {1}
+
+
+class Hearing(Spoken):
+    """Notes when a report says that the leg works, which then has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__(Answer(10.0))
+        self.has_heard = threading.Event()
+
+    def report(self, report: Any) -> Answer:
+        if report.legs["sink"].state == "running":
+            self.has_heard.set()
+        return super().report(report)
+
+
+class OfAnIdleLeg(Share):
+    """A share whose leg has nothing to read."""
+
+    def _made(self, name: LegId, epoch: int, lanes: int) -> LegThread:
+        leg: Any = FakeLeg(stop=self._stop)
+        leg.open_input = Quiet
+        return LegThread(leg, self._say, self._news.set)
+
+
+def test_the_runner_hears_at_once_that_a_leg_has_begun() -> None:
+    nothing: Any = None
+    line = Hearing()
+    share = OfAnIdleLeg(nothing, 0, nothing, line, {}, ManualClock().seconds)
+    share.start()
+    assert line.has_heard.wait(0.5 * REPORT_EVERY_SECONDS)
+    share.stop()
+    assert share.ended.wait(SECONDS)
 
 
 class OfALane(Share):
