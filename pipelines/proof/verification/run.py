@@ -28,7 +28,16 @@ from pipelines.proof.verification.open_lefts import find_early_ends, note_open_l
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
 from pipelines.proof.verification.rows import RowSide
-from pipelines.proof.verification.span import History, Span, arrivals_of, is_open, load_configs, read_history, same_dedup_from, span_of
+from pipelines.proof.verification.span import (
+    History,
+    Span,
+    arrivals_of,
+    is_open,
+    load_configs,
+    read_history,
+    same_dedup_from,
+    span_of,
+)
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.naming import Names
