@@ -16,12 +16,13 @@ from pipelines.process.program import Program
 from pipelines.process.steps import Context, Step, pass_through
 from pipelines.process.steps.compute import Compute
 from pipelines.process.steps.filter import Filter
+from pipelines.process.steps.join import Join
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
 
 def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
-    """Return why the expression that a dead letter names fails on its record, empty if none of the program fails there.
+    """Return why the expression that a dead letter names fails on its record, empty if none of the program fails before a join.
 
     `dead_letter`: one row of `dead_letter_rows.DEAD_LETTER_SCHEMA`.
     """
@@ -32,6 +33,9 @@ def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
     rows = records_of(frame.message, frame.arrival_us)
     lane = program.lanes[program.sources.index(row["source"])]
     for step in (*lane.steps, *program.shared):
+        if isinstance(step, Join):
+            # Behind it a record has fields of another one, which is not known here.
+            return ""
         before, rows = rows, pass_through([(step, frozenset())], Context(engine, program.carried), rows, open_engine).accepted
         if not rows.num_rows:
             return "; ".join(filter(None, (raised(engine, before, one.expression) for one in _named(step, row["field"]))))

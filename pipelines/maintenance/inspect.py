@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
+from pipelines.config.fields import joins
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
@@ -114,7 +115,13 @@ class KeyState:
         self.connections = Connections(run, keep_partitions=False, config=config)
         self._lists = RunLists(self.connections.log, self.names)
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
-            raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
+            found = "the pipeline has no dedup, so there is none"
+            if joins(config):
+                found = (
+                    "the pipeline has a join and no dedup, and this command knows the keys of dedup only; `tallyflow tally` counts the "
+                    "left records that wait in the join, and `tallyflow verify` computes again what each has met"
+                )
+            raise HaltError(f"looking into the key store of {config.pipeline_id}: {found}")
 
     def close(self) -> None:
         self.connections.log.close()

@@ -29,7 +29,6 @@ _ELSEWHERE = (
     "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
 )
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
-
 _OPEN = "SELECT position FROM open_lefts WHERE why = '{why}' AND position BETWEEN {first} AND {last}"
 
 

@@ -23,15 +23,16 @@ _WITH_ROW = (
 )
 
 
-def note_open_lefts(engine: duckdb.DuckDBPyConnection, report: Verification, is_final: bool) -> None:
+def note_open_lefts(engine: duckdb.DuckDBPyConnection, report: Verification, has_end: bool) -> None:
     """Note the left records of the range that are not proven.
 
-    `is_final`: the range has an end, so that a later verification need not look at them again; without one, those that wait are explained.
+    `has_end`: of the range. A left record that waits has no row, which explains it; but the row that it may still get is compared only if
+    the same range is verified again.
     """
     counts = dict(engine.execute("SELECT why, count(*) FROM open_lefts GROUP BY why").fetchall())
     report.cannot_prove(PURGED_RIGHTS, counts.get(PURGED, 0))
     report.cannot_prove(UNCONFIRMED_LEFTS, engine.execute(_WITH_ROW, [PENDING]).fetchall()[0][0])
-    if is_final:
+    if has_end:
         report.cannot_prove(WAITING_LEFTS, counts.get(WAITS, 0))
 
 

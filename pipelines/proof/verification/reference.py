@@ -216,9 +216,9 @@ class Reference:
                 self._find_copies(step, bounds)
         listed = "".join(f", {column.label}" for column in self._columns)
         listed += ', encode(topic) AS topic, "partition", "offset", arrival_us'
-        is_open = "" if with_open else "ANTI JOIN open_lefts USING (position)"
+        closed = "" if with_open else "ANTI JOIN open_lefts USING (position)"
         expected = filled(
-            "reference/expected", is_open=is_open, bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last
+            "reference/expected", closed=closed, bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last
         )
         self._engine.execute(expected)
 

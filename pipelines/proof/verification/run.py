@@ -238,7 +238,7 @@ class Verifier:
     def _find_open_lefts(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span) -> None:
         if subject.config.join is None:
             return
-        note_open_lefts(engine, self.report, is_final=self._request.until is not None)
+        note_open_lefts(engine, self.report, has_end=self._request.until is not None)
         if len(waiting := waiting_lefts(engine)):
             rows = rows_among(self._sink, waiting)
             # Later than both looks: a cause that process has not done yet would be on raw.
@@ -297,7 +297,7 @@ class Verifier:
                 report.cannot_prove("rows that no confirmed record explains, while the pipeline writes: verify again", finding.count)
         self._find_beside_rows(engine, subject, span, seen)
         if subject.config.join is not None:
-            note_open_lefts(engine, report, is_final=False)
+            note_open_lefts(engine, report, has_end=False)
         return span
 
     def _is_quiet(self, history: History) -> bool:
