@@ -108,6 +108,7 @@ class Reference:
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column], with_bytes: bool = False) -> None:
         self._engine, self._columns, self._with_bytes = engine, columns, with_bytes
+        self._has_sides = False
         self._functions: set[str] = set()
         """The names of the functions that the engine can call."""
         for macro in MACROS:
@@ -142,7 +143,7 @@ class Reference:
         run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
         if config.join is not None:
             self._engine.execute(f"CREATE TABLE IF NOT EXISTS sides AS FROM ({rows}) LIMIT 0")
-            rows = f"INSERT INTO sides BY NAME {rows}"
+            rows, self._has_sides = f"INSERT INTO sides BY NAME {rows}", True
         self._engine.execute(rows)
         self._engine.execute("DROP TABLE frames")
 
@@ -177,6 +178,8 @@ class Reference:
         `stretches`: first and last raw sequence, both inclusive, of the frames that were processed under a configuration; all have the same
         join.
         """
+        if not self._has_sides:
+            return
         self._engine.execute(filled("reference/trust_internal_errors", table="sides", codes=trusted_codes()))
         self._insert(
             "raw_arrivals",
