@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Inspect dead letters (records that a stage has rejected), redrive them, or discard them.", no_args_is_help=True)
 
-Stage = Annotated[str | None, typer.Option(help="Only dead letters of this stage: parse, filter, compute, dedup, transform or sink.")]
+Stage = Annotated[str | None, typer.Option(help="Only dead letters of this stage: parse, filter, compute, dedup, join, transform or sink.")]
 GroupName = Annotated[str | None, typer.Option("--group", help="Only dead letters of this group (its fingerprint).")]
 _INSTANT = "UTC, or a time ago: 30m, 1h, 2d."
 Since = Annotated[

@@ -136,9 +136,11 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
 
 def reset_clock(file: File, as_json: AsJson = False) -> None:
     """Reset the arrival clock of a stopped pipeline after NATS's clock was ahead and stepped back."""
+    from pipelines.config.fields import joins
     from pipelines.maintenance.reset_clock import reset_clock as run
 
-    with _key_state(file) as keys:
+    # The windows of a join end by the same clock.
+    with _key_state(file, needs_dedup=not joins(load(file))) as keys:
         reset = run(keys)
     if as_json:
         print_json({"arrival": reset.arrival.isoformat(), "server": reset.server.isoformat()})

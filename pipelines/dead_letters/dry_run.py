@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
+from pipelines.config.fields import joins
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.sinks import Table
 from pipelines.connectors.sinks.clickhouse import check_columns
@@ -54,8 +55,15 @@ class Rehearsal:
 def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.Table]) -> Rehearsal:
     """Try dead letters. Nothing is written.
 
-    Raise HaltError if the table is missing, ConfigurationError if it does not fit the mapping, RetryableError while a system is away.
+    Raise HaltError for a pipeline with a join, and if the table is missing, ConfigurationError if it does not fit the mapping,
+    RetryableError while a system is away.
     """
+    if joins(config):
+        raise HaltError(
+            f"trying dead letters of {config.pipeline_id}: what a record of a join becomes depends on the records of the other source that "
+            "have arrived by then, so a dry run cannot tell; nothing was tried. Redrive them without --dry-run: a record that fails again "
+            "is a dead letter again"
+        )
     remaining = (table for table in dead_letters if table.num_rows)
     first = next(remaining, None)
     if first is None:

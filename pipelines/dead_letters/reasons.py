@@ -21,7 +21,7 @@ from pipelines.types.engine import Engine
 
 
 def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
-    """Return why the expression that a dead letter names fails on its record, empty if none of the program fails there.
+    """Return why the expression that a dead letter names fails on its record, empty if none of the program fails before a join.
 
     `dead_letter`: one row of `dead_letter_rows.DEAD_LETTER_SCHEMA`.
     """

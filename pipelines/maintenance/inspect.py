@@ -120,7 +120,13 @@ class KeyState:
                 "the state directory from a backup of the same moment as the streams, or delete the pipeline and start it anew"
             )
         if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
-            raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup, so there is none")
+            found = "the pipeline has no dedup, so there is none"
+            if joins(config):
+                found = (
+                    "the pipeline has a join and no dedup, and this command knows the keys of dedup only; `tallyflow tally` counts the "
+                    "left records that wait in the join, and `tallyflow verify` computes again what each has met"
+                )
+            raise HaltError(f"looking into the key store of {config.pipeline_id}: {found}")
 
     def close(self) -> None:
         self.connections.log.close()

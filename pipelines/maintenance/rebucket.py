@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from pipelines.config.fields import joins
 from pipelines.errors import HaltError
 from pipelines.key_store.segments import RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
@@ -45,6 +46,11 @@ def rebucket(state: KeyState) -> Rebucketed:
     StateDamagedError for a damaged segment.
     """
     log, names, config = state.connections.log, state.names, state.connections.config
+    if joins(config):
+        raise HaltError(
+            f"rebucketing {names.pipeline}: the stores of a join cannot be rewritten yet; nothing was changed. Restore the former number "
+            "of `buckets`, or start a new pipeline (another pipeline_id) with the new one"
+        )
     check_other_shape(config, log)
     leases = acquire_all(log, names, state.directory, config.topology.legs)
     try:

@@ -9,3 +9,4 @@ FULL JOIN (
       AND NOT (code = 'row_too_large' AND coalesce(is_wide, false) AND parsed.stage IS NULL)
 ) AS dead_letters USING (position)
 WHERE wanted IS DISTINCT FROM dead_letters.stage
+  AND coalesce(dead_letters.position, rejected.position) NOT IN (SELECT position FROM open_lefts WHERE why <> 'pending')

@@ -1,5 +1,5 @@
 -- Records that a step without state drops with one outcome; behind dedup, those that dedup has accepted, as `accepted_before` says. Steps of one
 -- kind count together.
 SELECT position FROM parsed
-WHERE (stage = '$total' OR stage IS NULL AND then_dropped = '$total' AND position IN (FROM accepted_before))
+WHERE (stage = '$stage' OR stage IS NULL AND then_dropped = '$stage' AND position IN (FROM accepted_before))
   AND position BETWEEN $first AND $last

@@ -4,6 +4,7 @@ CREATE VIEW expected AS
 SELECT position, position >> $bucket_bits AS bucket$columns
 FROM parsed
     ANTI JOIN dropped USING (position)
+    $closed
     ANTI JOIN (FROM dead_letters WHERE stage = 'sink') USING (position)
 WHERE position BETWEEN $first AND $last AND stage IS NULL AND then_dropped IS NULL AND is_here
   AND NOT (is_wide AND position IN (SELECT position FROM dead_letters WHERE code = 'row_too_large'))

@@ -1,6 +1,9 @@
 -- Positions that the table has and must not have, with what the reference knows of them.
 SELECT found.position, any_value(CASE
            WHEN parsed.position IS NULL THEN 'no such raw record'
+           WHEN parsed.stage = 'dropped.waiting' THEN 'no row: waits in the join'
+           WHEN parsed.stage = 'dropped.kept' THEN 'no row: a right record of the join'
+           WHEN parsed.stage = 'dropped.unmatched' THEN 'no row: unmatched by the join'
            WHEN starts_with(parsed.stage, 'dropped.') THEN 'no row: dropped by ' || substr(parsed.stage, 9)
            WHEN parsed.stage IS NOT NULL THEN 'no row: ' || parsed.stage || ' rejects the record'
            WHEN dropped.why IS NULL AND parsed.then_dropped IS NOT NULL THEN 'no row: dropped by ' || substr(parsed.then_dropped, 9)

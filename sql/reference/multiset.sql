@@ -3,7 +3,7 @@ CREATE TABLE multiset AS
 SELECT h, count(*) FILTER (side = 'wanted') AS wanted, count(*) FILTER (side = 'pending') AS pending,
        count(*) FILTER (side = 'found') AS found, min(position) AS position
 FROM (
-    SELECT hash($columns) AS h, position, CASE WHEN position <= $confirmed THEN 'wanted' ELSE 'pending' END AS side FROM expected
+    SELECT hash($columns) AS h, position, CASE WHEN position <= $confirmed AND position NOT IN (SELECT position FROM open_lefts) THEN 'wanted' ELSE 'pending' END AS side FROM expected
     UNION ALL
     SELECT hash($columns), NULL, 'found' FROM found
 )

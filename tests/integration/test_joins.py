@@ -4,25 +4,10 @@ import json
 from contextlib import closing
 
 import pytest
-from support.join_pipeline import JoinPipeline
+from support.join_pipeline import JoinPipeline, has_decided_all, processed
 from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.config import parse
-from pipelines.protocol.tally import LegTally, tally
-
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
-
-
-def processed(case: PipelineCase) -> LegTally:
-    with closing(case.log()) as log:
-        found = tally(log, case.names, parse(case.file.read_text(), name="case", environment=case.environment()).topology)
-    assert found.residue == 0
-    (process,) = found.of_kind("process")
-    return process
-
-
-def has_decided_all(account: LegTally, read: int) -> bool:
-    return account.rows_in == read and "waiting in the join" not in account.outcomes
 
 
 def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, way: None) -> None:

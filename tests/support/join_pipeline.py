@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from pipelines.config import parse
 from pipelines.config.durations import parse_duration
+from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
 from support.pipeline_case import PipelineCase, wait_until
 
@@ -110,3 +113,16 @@ class JoinPipeline:
         assert done.returncode == 0, done.stdout + done.stderr
         counts: dict[str, Any] = json.loads(done.stdout)
         return counts
+
+
+def processed(case: PipelineCase) -> LegTally:
+    """The account of process, by the ledger; every record has one."""
+    with closing(case.log()) as log:
+        found = tally(log, case.names, parse(case.file.read_text(), name="case", environment=case.environment()).topology)
+    assert found.residue == 0
+    (process,) = found.of_kind("process")
+    return process
+
+
+def has_decided_all(account: LegTally, read: int) -> bool:
+    return account.rows_in == read and "waiting in the join" not in account.outcomes

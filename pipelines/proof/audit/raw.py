@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.audit.account import Offsets, RawFrames
 from pipelines.proof.readers.streams import Subjects, read_frames
-from pipelines.protocol.naming import Names, is_redriven, source_of_subject
+from pipelines.protocol.naming import Names, is_redriven, is_tick, source_of_subject
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, SourcePartition, packed
 from pipelines.protocol.records import HEADER_FIRST, Message, decode_columns
 
@@ -44,6 +44,8 @@ def read_raw(log: JetStream, names: Names, subjects: Subjects, of: RawRange) -> 
     for message in read_frames(log, names, "raw", subjects, of.to):
         sequences.append(message.sequence)
         rows.append(message.rows)
+        if is_tick(message.subject):
+            continue
         if is_redriven(message.subject):
             entered.append(_origins(message))
         else:

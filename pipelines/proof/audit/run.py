@@ -40,6 +40,7 @@ from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source
+from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
 from pipelines.proof.verification.span import load_configs, read_history
@@ -225,7 +226,7 @@ class Audit:
         self, codes: RawPositions, leg: LegId, accounts: Mapping[LegId, Account], limits: Limits, directory: Path
     ) -> RawPositions:
         """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks."""
-        history = read_history(self._log, self._names, self._topology, leg, None).after(limits.floor)
+        history = read_history(self._log, self._names, self._topology, leg, None).up_to(limits.process_to).after(limits.floor)
         self._progress(f"looking for {len(codes):,} records that may have been dropped")
         source = Source(self._log, self._names, leg, history, load_configs(self._log, self._names, leg, history))
 
@@ -236,7 +237,8 @@ class Audit:
         sequences, copies = sequences_of(codes), np.intersect1d(codes, dropped.copies)
         unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in dropped.unread]
         unsure = np.unique(np.concatenate([np.intersect1d(codes, dropped.unsure), *unread]))
-        self._report.cannot_prove("records that may be copies of one that is purged", len(unsure))
+        has_join = self._stage_config is not None and self._stage_config.join is not None
+        self._report.cannot_prove(PURGED_RIGHTS if has_join else "records that may be copies of one that is purged", len(unsure))
         if len(copies):
             self._report.counts[DUPLICATE.label] = len(copies)
         proven = [copies, unsure]

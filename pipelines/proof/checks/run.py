@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from pipelines.config import DedupConfig, PipelineConfig
+from pipelines.config.fields import joins
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks.clickhouse import column_faults
@@ -133,9 +134,9 @@ class _TableLook:
             return None
         for _ in range(_LOOKS):
             before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
-            # Which raw frames a fallback has settled, only the other sink's chain would say.
-            is_fallback = self._config.topology.refuser_of(self._config.sink_leg) is not None
-            reached = None if is_fallback else settled(self._log, self._names, self._config.sink_leg)
+            # Which raw frames a fallback has settled, only the other sink's chain would say; one of a join may get further rows later.
+            is_open = self._config.topology.refuser_of(self._config.sink_leg) is not None or joins(self._config)
+            reached = None if is_open else settled(self._log, self._names, self._config.sink_leg)
             if confirmed_rows(self._log, self._names, self._config.sink_leg)[0] == before:
                 break
         else:

@@ -82,6 +82,10 @@ def _compare(choice: ColumnChoice, history: History, configs: Mapping[str, Progr
         return
     ((kind, has_default),) = kinds
     former = tuple(sorted({*by_version.values()} - {target}))
+    if former and any(configs[version].join for version in by_version):
+        # Under which configuration a row was made is known by its cause, which the table does not have.
+        choice.left_out[target] = _OTHERWISE.format(target)
+        return
     before = [plan.to for plan in history.plans if by_version[plan.version] != target]
     since = before[-1] + 1 << ORDINAL_BITS if before else 0
     choice.columns.append(Column(f"v{len(choice.columns)}", target, kind, has_default, former, since))

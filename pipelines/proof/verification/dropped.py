@@ -18,6 +18,7 @@ from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.progress import Progress
+from pipelines.proof.verification.join import PURGED, stage_of
 from pipelines.proof.verification.loading import Source, load_span, reference_engine
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.span import History, dedup_settings, same_dedup_from, span_between
@@ -28,6 +29,7 @@ _ELSEWHERE = (
     "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
 )
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
+_OPEN = "SELECT position FROM open_lefts WHERE why = '{why}' AND position BETWEEN {first} AND {last}"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Dropped:
 
     `elsewhere`: the sink does not take them, others do.
 
-    `unsure` may be copies of purged records. `unread`: ranges of raw sequences, both inclusive, whose records may all be copies: the event
-    times before them are purged.
+    `unsure` may be copies of purged records, or left records that have met one. `unread`: ranges of raw sequences, both inclusive, whose
+    records may all be copies: the event times before them are purged.
     """
 
     copies: RawPositions
@@ -71,8 +73,9 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
             for low, high, version in history.segments(first, last):
                 bounds = {"first": first_position(low), "last": last_position(high)}
                 for outcome in {one for step in source.configs[version].steps for one in step.outcomes} - {DUPLICATE, REJECTED}:
-                    found = _positions(engine, filled("reference/dropped_by", total=outcome.total, **bounds))
+                    found = _positions(engine, filled("reference/dropped_by", stage=stage_of(outcome), **bounds))
                     by_outcome[outcome.label].append(found)
+                unsure.append(_positions(engine, _OPEN.format(why=PURGED, **bounds)))
                 if source.configs[version].tables.routes:
                     elsewhere.append(_positions(engine, _ELSEWHERE.format(**bounds)))
                 if config.dedup.key:

@@ -8,13 +8,14 @@ from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.verification.join import label_of_stage
 from pipelines.proof.verification.reference import run_over
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.steps import trusted_codes
 from pipelines.proof.verification.table import examples_of
 from pipelines.proof.verification.values import literal
-from pipelines.protocol.outcomes import DROPPED, label_of
+from pipelines.protocol.outcomes import DROPPED
 from pipelines.protocol.positions import ORDINAL_BITS
 
 
@@ -30,10 +31,11 @@ def find_dead_letters(engine: duckdb.DuckDBPyConnection, report: Verification, s
             f"coalesce('one of ' || found, 'none') AS found FROM ({faults}) WHERE kind = '{kind}'"
         )
         report.find("dead letters", kind, count, examples_of(engine, named, examples))
-    wide = _number(engine, "SELECT count(*) FROM dead_letters WHERE code = 'row_too_large' AND position >= $first", first=span.bounds.first)
+    bounds = {"first": span.bounds.first, "last": span.bounds.last}
+    wide = _number(engine, "SELECT count(*) FROM dead_letters WHERE code = 'row_too_large' AND position BETWEEN $first AND $last", **bounds)
     report.leave_out("dead letters of rows that are too large for a frame: their size is not recomputed", wide)
     ended = f"SELECT count(*) FROM dead_letters WHERE code IN ({trusted_codes()}) AND position BETWEEN $first AND $last"  # noqa: S608
-    believed = _number(engine, ended, first=span.bounds.first, last=span.bounds.last)
+    believed = _number(engine, ended, **bounds)
     report.leave_out("dead letters of records that made a stage fail: only the stage shows which", believed)
 
 
@@ -91,7 +93,7 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
     outcome = "coalesce(stage, CASE WHEN position NOT IN (SELECT position FROM dropped) THEN then_dropped END)"
     ends = f"SELECT {outcome} AS outcome FROM parsed WHERE {inside}"  # noqa: S608
     dropped = f"SELECT outcome, count(*) FROM ({ends}) WHERE starts_with(outcome, '{DROPPED}') GROUP BY outcome ORDER BY outcome"  # noqa: S608
-    counts |= {label_of(stage): count for stage, count in engine.execute(dropped).fetchall()}
+    counts |= {label_of_stage(stage): count for stage, count in engine.execute(dropped).fetchall()}
     if not counts["abandoned"]:
         del counts["abandoned"]
     return counts

@@ -18,10 +18,10 @@ from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import positions_of, read_dead_letters, read_frames
 from pipelines.proof.verification.record_columns import parts_read
-from pipelines.proof.verification.reference import Reference
+from pipelines.proof.verification.reference import Arrivals, Reference
 from pipelines.proof.verification.span import History, Span
-from pipelines.protocol.naming import Names, is_redriven, source_of_subject
-from pipelines.protocol.positions import RawPositions, first_position
+from pipelines.protocol.naming import Names, is_redriven, is_tick, source_of_subject
+from pipelines.protocol.positions import RawPositions, first_position, last_position
 from pipelines.protocol.records import HEADER_PARTITION
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_spilling_engine
@@ -45,7 +45,7 @@ def reference_engine(directory: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @dataclass
 class FramesSeen:
-    """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters.
+    """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters; ticks have none.
 
     `sources`: the ids of the sources; the partitions of each have numbers of their own, as in the watermarks of `done`.
     """
@@ -57,6 +57,8 @@ class FramesSeen:
     def add(self, frame: Arrived) -> None:
         sequence, message = frame.message.sequence, frame.message
         self.arrivals_us[sequence] = frame.arrival_us
+        if is_tick(message.subject):
+            return
         first = self.sources.index(source_of_subject(message.subject)) * PARTITIONS_OF_A_SOURCE
         self.partitions[sequence] = None if is_redriven(message.subject) else first + int(message.headers[HEADER_PARTITION])
 
@@ -88,11 +90,11 @@ class Source:
 
 
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
-    """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference."""
+    """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference; join them."""
     progress("reading dead letters")
     for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink")):
         positions = dead_letters.column("position").to_numpy()
-        is_inside = (positions >= first_position(span.read_from)) & (positions <= span.bounds.last)
+        is_inside = (positions >= first_position(span.read_from)) & (positions <= last_position(span.read_to))
         if is_inside.any():
             reference.add_dead_letters(_named(dead_letters.filter(pa.array(is_inside)), source.sink))
     for refuser, fallback in source.fallbacks:
@@ -102,7 +104,7 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
             _add_diverted(reference, source.sink, refuser, fallback, positions[is_inside])
     history, seen = source.history, FramesSeen(source.sources)
     clock_us = history.arrival_us(span.read_from)
-    for first, last, version in history.segments(span.read_from, span.last):
+    for first, last, version in history.segments(span.read_from, span.read_to):
         progress(f"reading raw {first}..{last}")
         config = source.configs[version]
         parts = parts_read([column for lane in config.lanes for column in lane.parse.columns])
@@ -110,7 +112,21 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         reference.load(frames, config)
         clock_us = max([clock_us, *seen.arrivals_us.values()])
     reference.add_frames(seen.partitions)
+    _join(reference, source, span)
     return seen
+
+
+def _join(reference: Reference, source: Source, span: Span) -> None:
+    """Join the records of a span, if its configurations have a join."""
+    history, read = source.history, (span.read_from, span.read_to)
+    parts = [(first, last, source.configs[version]) for first, last, version in history.segments(*read)]
+    if not parts or parts[-1][2].join is None:
+        return
+    is_purged = not history.is_whole and span.read_from <= history.sequences[0]
+    sequences = history.frames(*read)
+    times_us = [history.arrival_us(sequence) for sequence in sequences]
+    arrivals = Arrivals(sequences, times_us, history.arrivals_us[0] if is_purged else None, history.confirmed_to)
+    reference.join(arrivals, parts, span.bounds)
 
 
 def _add_diverted(reference: Reference, sink: LegId, refuser: LegId, fallback: LegId, positions: RawPositions) -> None:

@@ -20,6 +20,7 @@ from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.functions import register
+from pipelines.proof.verification.join import joined_rows_statement, sides_statement
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
 from pipelines.proof.verification.values import MACROS, is_compared, literal
@@ -68,6 +69,19 @@ class Bounds:
     before: Watermarks = NOTHING
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """All raw frames from the first record read to the last: sequences, and arrivals in microseconds.
+
+    `purged_us`: the arrival of the last purged frame, at most; None if no purged record matters. `confirmed_to`: as in `span.History`.
+    """
+
+    sequences: Sequence[int]
+    times_us: Sequence[int]
+    purged_us: int | None
+    confirmed_to: int
+
+
 def compared_columns(config: Program) -> list[Column]:
     # Only the plan of the refusing sink has the server's own words.
     columns = [one for one in config.mapping.columns if not config.mapping.refused_by or one.field != ERROR_FIELD]
@@ -94,6 +108,7 @@ class Reference:
 
     def __init__(self, engine: duckdb.DuckDBPyConnection, columns: Sequence[Column], with_bytes: bool = False) -> None:
         self._engine, self._columns, self._with_bytes = engine, columns, with_bytes
+        self._has_sides = False
         self._functions: set[str] = set()
         """The names of the functions that the engine can call."""
         for macro in MACROS:
@@ -104,7 +119,9 @@ class Reference:
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
         engine.execute("CREATE TABLE diverted (position UBIGINT)")
+        engine.execute("CREATE TABLE open_lefts (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
+        engine.execute("CREATE TABLE raw_arrivals (sequence UBIGINT, arrival_us BIGINT)")
         engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER)')
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
@@ -117,12 +134,16 @@ class Reference:
         register(self._engine, config, self._functions)
         distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
-        rows = statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
+        statement_for = statement_of if config.join is None else sides_statement
+        rows = statement_for(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
         if len(config.lanes) == 1:
             run_over(self._engine, "frames", reader, rows)
             return
         # The statement reads the records once for each source, a reader gives them once.
         run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
+        if config.join is not None:
+            self._engine.execute(f"CREATE TABLE IF NOT EXISTS sides AS FROM ({rows}) LIMIT 0")
+            rows, self._has_sides = f"INSERT INTO sides BY NAME {rows}", True
         self._engine.execute(rows)
         self._engine.execute("DROP TABLE frames")
 
@@ -151,15 +172,45 @@ class Reference:
         """Add `position` of the earlier records that are known to be accepted; no `is_past` among them counts."""
         self._insert("accepted_before", positions.select(["position"]))
 
+    def join(self, arrivals: Arrivals, stretches: Iterable[tuple[int, int, Program]], bounds: Bounds) -> None:
+        """Join the records of a range, after all records are loaded: those of the range become rows of `parsed`.
+
+        `stretches`: first and last raw sequence, both inclusive, of the frames that were processed under a configuration; all have the same
+        join.
+        """
+        if not self._has_sides:
+            return
+        self._engine.execute(filled("reference/trust_internal_errors", table="sides", codes=trusted_codes()))
+        self._insert(
+            "raw_arrivals",
+            pa.table([pa.array(arrivals.sequences, pa.uint64()), pa.array(arrivals.times_us, pa.int64())], ["sequence", "arrival_us"]),
+        )
+        parts = list(stretches)
+        join = parts[-1][2].join
+        assert join is not None
+        within = {"first": bounds.first, "last": bounds.last}
+        for name in ("lefts", "rights"):
+            self._engine.execute(filled(f"reference/{name}", **within))
+        windows = {"left_window_us": join.windows.left_us, "right_window_us": join.windows.right_us}
+        self._engine.execute(f"CREATE TABLE joined AS {filled('reference/joined', **windows)}")
+        purged_us = "NULL" if arrivals.purged_us is None else arrivals.purged_us
+        opened = filled("reference/open_lefts", purged_us=purged_us, confirmed_to=arrivals.confirmed_to, **windows)
+        self._engine.execute(opened)
+        for low, high, config in parts:
+            wanted = Wanted(self._columns, {}, self._with_bytes)
+            self._engine.execute(joined_rows_statement(config, wanted, (low, high), (bounds.first, bounds.last)))
+
     def _insert(self, table: str, rows: pa.Table) -> None:
         run_over(self._engine, "_tf_rows", rows, f"INSERT INTO {table} FROM _tf_rows")
 
-    def evaluate(self, config: Program, bounds: Bounds) -> None:
+    def evaluate(self, config: Program, bounds: Bounds, with_open: bool = False) -> None:
         """Find the copies, by the key and window of `config`, after all records are loaded; create the view `expected`.
+
+        `with_open`: rows of left records in `open_lefts` are among them.
 
         No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
-        self._engine.execute(filled("reference/trust_internal_errors", codes=trusted_codes()))
+        self._engine.execute(filled("reference/trust_internal_errors", table="parsed", codes=trusted_codes()))
         for step in config.steps:
             # The statements of a step about records beside others, once all are read.
             if isinstance(step, Dedup):
@@ -168,7 +219,10 @@ class Reference:
                 self._find_copies(step, bounds)
         listed = "".join(f", {column.label}" for column in self._columns)
         listed += ', encode(topic) AS topic, "partition", "offset", arrival_us'
-        expected = filled("reference/expected", bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last)
+        closed = "" if with_open else "ANTI JOIN open_lefts USING (position)"
+        expected = filled(
+            "reference/expected", closed=closed, bucket_bits=BUCKET_BITS, columns=listed, first=bounds.first, last=bounds.last
+        )
         self._engine.execute(expected)
 
     def _mark_late(self, dedup: Dedup, before: Watermarks) -> None:

@@ -24,10 +24,20 @@ from pipelines.proof.readers.table import count_rows, position_batches, table_ba
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
+from pipelines.proof.verification.open_lefts import find_early_ends, note_open_lefts, rows_among, waiting_lefts
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
 from pipelines.proof.verification.rows import RowSide
-from pipelines.proof.verification.span import History, Span, arrivals_of, is_open, load_configs, read_history, same_dedup_from, span_of
+from pipelines.proof.verification.span import (
+    History,
+    Span,
+    arrivals_of,
+    is_open,
+    load_configs,
+    read_history,
+    same_dedup_from,
+    span_of,
+)
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.naming import Names
@@ -159,7 +169,7 @@ class Verifier:
         source = Source(self._log, self._names, self._leg, subject.history, subject.configs)
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
-        of_ledger = subject.history.frames(span.read_from, span.last)
+        of_ledger = subject.history.frames(span.read_from, span.read_to)
         missing = [sequence for sequence in of_ledger if sequence not in seen.arrivals_us]
         other = [sequence for sequence in of_ledger if seen.arrivals_us.get(sequence, ledger_us[sequence]) != ledger_us[sequence]]
         self.report.find("streams", "missing", len(missing), self._frames_named(missing))
@@ -207,6 +217,7 @@ class Verifier:
         for column, count in table.unsure.items():
             report.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
         self._find_beside_rows(engine, subject, span, seen)
+        self._find_open_lefts(engine, subject, span)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
         report.cannot_prove("records without a row: they may be copies of records whose raw frames are purged", unsure)
         return span
@@ -223,6 +234,16 @@ class Verifier:
         for codes in read_then_dropped(self._log, self._names):
             is_before = (sequences_of(codes) >= bounds[0]) & (sequences_of(codes) <= bounds[1])
             reference.add_accepted_before(pa.table({"position": codes[is_before]}))
+
+    def _find_open_lefts(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span) -> None:
+        if subject.config.join is None:
+            return
+        note_open_lefts(engine, self.report, has_end=self._request.until is not None)
+        if len(waiting := waiting_lefts(engine)):
+            rows = rows_among(self._sink, waiting)
+            # Later than both looks: a cause that process has not done yet would be on raw.
+            is_still = last_sequence(self._log, self._raw) <= subject.history.last
+            find_early_ends(engine, self.report, rows, is_still, self._request.examples)
 
     def find_strangers(self) -> None:
         """Note rows at positions that raw never had, if the range has no end: they would belong to no hour."""
@@ -262,7 +283,7 @@ class Verifier:
         reference = Reference(engine, columns, self._request.with_kafka)
         span = Span(1, history.last, 1, 1)
         seen = self._load(reference, subject, span)
-        reference.evaluate(subject.config, span.bounds)
+        reference.evaluate(subject.config, span.bounds, with_open=True)
         report.counts = counts_of(engine, span) | {"found": row_count}
         report.leave_out("the records of equal rows: without position columns equal rows cannot be distinguished")
         for column in renamed:
@@ -275,6 +296,8 @@ class Verifier:
             else:
                 report.cannot_prove("rows that no confirmed record explains, while the pipeline writes: verify again", finding.count)
         self._find_beside_rows(engine, subject, span, seen)
+        if subject.config.join is not None:
+            note_open_lefts(engine, report, has_end=False)
         return span
 
     def _is_quiet(self, history: History) -> bool:

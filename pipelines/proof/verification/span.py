@@ -86,13 +86,19 @@ class History:
         plans = [plan for plan in self.plans if plan.to > floor]
         return replace(self, plans=plans, sequences=self.sequences[index:], arrivals_us=self.arrivals_us[index:], is_whole=False)
 
+    def up_to(self, sequence: int) -> "History":
+        """Return the history of the frames up to a raw sequence that ended a range, as if process had done no more."""
+        index = bisect_right(self.sequences, sequence)
+        plans = [plan for plan in self.plans if plan.to <= sequence]
+        return replace(self, plans=plans, sequences=self.sequences[:index], arrivals_us=self.arrivals_us[:index])
+
 
 @dataclass(frozen=True)
 class Span:
     """Raw sequences, inclusive: `first` to `last` are compared, and raw is read from `read_from` on.
 
     From `first_replayed` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
-    watermarks before `read_from`.
+    watermarks before `read_from`. `behind`: with a join, frames are read up to this raw sequence, behind `last`, to see what they decide.
     """
 
     first: int
@@ -100,6 +106,11 @@ class Span:
     read_from: int
     first_replayed: int
     before: Watermarks = NOTHING
+    behind: int = 0
+
+    @property
+    def read_to(self) -> int:
+        return max(self.last, self.behind)
 
     @property
     def is_seeded(self) -> bool:
@@ -167,7 +178,8 @@ def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: dat
     config = stage_config.load(log, names, chain.done.body.config)
     if config.dedup.time_field:
         return 0
-    needed_from = instant(max(0, microseconds(since) - config.dedup.window_us - _CLOCKS_APART_US))
+    window_us = config.join.windows.right_us if config.join else config.dedup.window_us
+    needed_from = instant(max(0, microseconds(since) - window_us - _CLOCKS_APART_US))
     first = log.first_since(names.stream("ledger"), names.chain(PROCESS_CHAIN.leg), needed_from)
     # The range before reaches back to frames that nothing needs any more, so that its frames do not look like the rest of a purge.
     before = PROCESS_CHAIN.decode(first).previous_done if first else chain.done.sequence
@@ -188,11 +200,25 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
 
 def span_between(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
     """Return the span of the frames from `first` to `last`, both inclusive, of which there is at least one."""
+    if config.join is not None:
+        return _of_join(history, first, last, (config.join.windows.left_us, config.join.windows.right_us))
     if not config.dedup.key:
         return Span(first, last, first, first)
     if config.dedup.time_field:
         return _by_event(history, first, last, config, same_dedup_from)
     return _by_arrival(history, first, last, config.dedup.window_us, same_dedup_from)
+
+
+def _of_join(history: History, first: int, last: int, windows_us: tuple[int, int]) -> Span:
+    """Return the span of a join of these windows, (left, right).
+
+    Right records up to one right window before the range may be joined with its left ones. Frames behind it decide what becomes of them, up
+    to the first one at which all their windows have ended; those that process has not done are not there.
+    """
+    left_us, right_us = windows_us
+    read_from = min(first, history.since(history.arrival_us(first) - right_us + 1))
+    behind = history.since(history.arrivals_us[bisect_right(history.sequences, last) - 1] + left_us)
+    return Span(first, last, read_from, read_from, behind=min(behind, history.last))
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:

@@ -82,6 +82,10 @@ class Field:
         return f"t{self.index}"
 
 
+Stated = tuple[str, dict[str, Field]]
+"""A statement of rows, and their fields by name."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
@@ -100,21 +104,27 @@ class Wanted:
 def statement_of(program: Program, wanted: Wanted) -> str:
     """Return the statement that makes rows of `parsed` of records, step by step in the order of `program`."""
     indexes = count(max(len(fields_of(lane)) for lane in program.lanes))
+    lanes = through_lanes(program, wanted, indexes)
+    rows, fields = lanes[0] if len(lanes) == 1 else _union(lanes, indexes)
+    return rows_of_parsed(wanted, through(program.shared, fields, rows, replace(wanted, leg=program.leg), indexes)[0])
+
+
+def rows_of_parsed(wanted: Wanted, rows: str) -> str:
+    """Return the statement that adds rows that the mapping has made to `parsed`."""
+    return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
+
+
+def through_lanes(program: Program, wanted: Wanted, indexes: Iterator[int]) -> list[Stated]:
+    """Return the rows of each source behind its own steps, in the order of the sources."""
     lanes = []
     for lane in program.lanes:
         own = "" if len(program.lanes) == 1 else f" WHERE source = {literal(lane.source)}"
         of_lane = replace(wanted, source=lane.source, topic=lane.topic)
-        lanes.append(_through(lane.steps, fields_of(lane), f"SELECT * FROM frames{own}", of_lane, indexes))  # noqa: S608
-    rows, fields = lanes[0] if len(lanes) == 1 else _union(lanes, indexes)
-    rows, _ = _through(program.shared, fields, rows, replace(wanted, leg=program.leg), indexes)
-    return filled("reference/load", labels="".join(f", {column.label}" for column in wanted.columns), rows=rows)
+        lanes.append(through(lane.steps, fields_of(lane), f"SELECT * FROM frames{own}", of_lane, indexes))  # noqa: S608
+    return lanes
 
 
-Stated = tuple[str, dict[str, "Field"]]
-"""A statement of rows, and their fields by name."""
-
-
-def _through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: Wanted, indexes: Iterator[int]) -> Stated:
+def through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: Wanted, indexes: Iterator[int]) -> Stated:
     """Return the rows behind steps, from those before them."""
     for step in steps:
         made: dict[str, Field] = {}
@@ -210,7 +220,7 @@ def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
         # The event's own time in microseconds, NULL if it has none.
         at = reading(field.source, _MICROSECONDS, field.kind, field.text, unit=step.time_unit).value
         is_keyed.append(f"coalesce(({at}) - arrival_us <= {step.max_ahead_us}, false)")
-    return {"is_keyed": " AND ".join(is_keyed), "key": _key(key), "at": at}
+    return {"is_keyed": " AND ".join(is_keyed), "key": key_of(key), "at": at}
 
 
 def _filter(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
@@ -360,7 +370,7 @@ def _value(column: Column, readings: Mapping[str, Reading]) -> str:
     return next((readings[name].value for name in (column.name, *column.former) if name in readings), "NULL")
 
 
-def _key(fields: Sequence[Field]) -> str:
+def key_of(fields: Sequence[Field]) -> str:
     """Return 128 bits of the key, so that a key of any length takes as much room. In a key of several fields each carries its length."""
     texts = [key_text(field.source, field.text) for field in fields]
     parts = texts if len(texts) == 1 else [f"length({text}) || ':' || {text}" for text in texts]

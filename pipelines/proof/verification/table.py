@@ -141,7 +141,10 @@ class TableSide:
         return self._engine.sql(f"SELECT NULL::UBIGINT AS position, {values} WHERE false").to_arrow_table()
 
     def _plain(self) -> str:
-        """Return a SELECT of the rows that stream from the server, in the types of `expected`; values that a DEFAULT gave are NULL."""
+        """Return a SELECT of the rows that stream from the server, in the types of `expected`; values that a DEFAULT gave are NULL.
+
+        Rows of left records of which it is open whether they have one are left out.
+        """
         values = []
         for column in self.columns:
             value = f"{_quoted(column.label)}::{duckdb_type(column.type)}"
@@ -149,7 +152,8 @@ class TableSide:
                 defaulted = f"SELECT position FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
                 value = f"CASE WHEN position IN ({defaulted}) THEN NULL ELSE {value} END"
             values.append(f", {value} AS {_quoted(column.label)}")
-        return f"SELECT position, position >> {BUCKET_BITS} AS bucket{''.join(values)} FROM clickhouse"  # noqa: S608
+        closed = "position NOT IN (SELECT position FROM open_lefts)"
+        return f"SELECT position, position >> {BUCKET_BITS} AS bucket{''.join(values)} FROM clickhouse WHERE {closed}"  # noqa: S608
 
     def _note_defaults(self) -> None:
         self._engine.execute("CREATE TABLE defaulted (position UBIGINT, label VARCHAR)")

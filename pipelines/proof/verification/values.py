@@ -115,8 +115,8 @@ def key_text(source: str, text: str) -> str:
     """Return SQL of a text that two values of a key's field share exactly when they are equal."""
     if source in _FLOATS:
         # 0.0 turns both zeros into one.
-        return f"(({_number(source, text)} + 0.0)::VARCHAR)"
-    if source == "blob":
+        return f"(({_number(source, text)} + 0.0)::DOUBLE::VARCHAR)"
+    if source in ("blob", "bytes"):
         return f"hex({text})"
     return text
 

@@ -20,6 +20,7 @@ from support.join_case import LEFT_FIELDS, RIGHT_FIELDS, Answer, Frame, History,
 import pipelines.process.join.outcomes
 import pipelines.process.join.rows
 import pipelines.process.join.sides
+from pipelines.connectors.sql import statement
 from pipelines.errors import StateDamagedError
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import Found, KeyedStore
@@ -140,9 +141,6 @@ def test_the_join_agrees_with_the_model_however_it_is_cut(
         assert play(history, Path(directory), Random(seed)) == model(history)
 
 
-_REFERENCE = Path(__file__).parents[2] / "support" / "joined.sql"
-
-
 def reference(history: History) -> list[tuple[int, int | None, int]]:
     """(left, right, cause) of each row by `joined.sql` over the whole history, by cause."""
     both: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = ([], [])
@@ -154,10 +152,10 @@ def reference(history: History) -> list[tuple[int, int | None, int]]:
             engine.execute(f"CREATE TABLE {name} (key BIGINT, position BIGINT, arrival_us BIGINT)")
             if rows:
                 engine.executemany(f"INSERT INTO {name} VALUES (?, ?, ?)", rows)
-        engine.execute("CREATE TABLE frames (sequence BIGINT, arrival_us BIGINT)")
-        engine.executemany("INSERT INTO frames VALUES (?, ?)", [(n, frame.arrival) for n, frame in enumerate(history.frames, 1)])
+        engine.execute("CREATE TABLE raw_arrivals (sequence BIGINT, arrival_us BIGINT)")
+        engine.executemany("INSERT INTO raw_arrivals VALUES (?, ?)", [(n, frame.arrival) for n, frame in enumerate(history.frames, 1)])
         windows = {"left_window_us": history.windows.left_us, "right_window_us": history.windows.right_us}
-        found = engine.execute(_REFERENCE.read_text(), windows).fetchall()
+        found = engine.execute(statement("reference/joined"), windows).fetchall()
     return sorted((row for row in found if row[2] is not None), key=lambda row: (row[2], row[0]))
 
 

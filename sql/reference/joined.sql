@@ -1,8 +1,8 @@
 -- What becomes of each left record, from all records at once: the nearest right record of its key before it, if that one's window is open;
 -- else the nearest one behind it, if its own window is open then; else it is unmatched once a frame has arrived at the end of its window.
--- Times are microseconds, positions packed; `frames` holds every raw frame, those without records too.
+-- Times are microseconds, positions packed; `raw_arrivals` holds every raw frame, those without records too.
 WITH
-arrivals AS (SELECT arrival_us, min(sequence) AS sequence FROM frames GROUP BY arrival_us),
+arrivals AS (SELECT arrival_us, min(sequence) AS sequence FROM raw_arrivals GROUP BY arrival_us),
 earlier AS (
     SELECT lefts.*, rights.position AS earlier_position, rights.arrival_us + $right_window_us > lefts.arrival_us AS is_there
     FROM lefts ASOF LEFT JOIN rights ON rights.key = lefts.key AND lefts.position > rights.position
