@@ -202,11 +202,20 @@ class Pieces:
         return of_chunk + suffix
 
 
+Decode = Callable[[Message], pa.Table]
+"""A frame to its rows, in their order."""
+
+
+def rows_of_frame(message: Message) -> pa.Table:
+    """Return the rows of a frame as they are stored. Raise HaltError for bytes that are no frame."""
+    return decode_frame(message.payload, describe_frame(message))
+
+
 class ChunkRows:
     """The rows of a chunk, `columns` only. One stretch of its frames is decoded at a time, as the next piece needs it."""
 
-    def __init__(self, chunk: Chunk, columns: Sequence[str]) -> None:
-        self._chunk, self._columns = chunk, columns
+    def __init__(self, chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> None:
+        self._chunk, self._columns, self._decode = chunk, columns, decode
         self._first = self._end = 0
         self._decoded = pa.table({})
 
@@ -217,14 +226,14 @@ class ChunkRows:
             self._decoded = pa.table({})
             part, self._first = self._chunk.part(first, end)
             self._end = self._first + part.rows
-            self._decoded = chunk_rows(part, self._columns)
+            self._decoded = chunk_rows(part, self._columns, self._decode)
         sending = pieces.to_send() - self._first
         return self._decoded if len(sending) == self._decoded.num_rows else self._decoded.take(sending)
 
 
-def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
+def chunk_rows(chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> pa.Table:
     """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns differ from their configuration."""
-    tables = [decode_frame(message.payload, describe_frame(message)) for message in chunk.messages]
+    tables = [decode(message) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
     except (KeyError, pa.ArrowException) as error:

@@ -4,6 +4,7 @@ A seed decides, call by call, who goes on; tests/unit/protocol/test_protocol_mod
 """
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -166,7 +167,7 @@ class Command:
         wanted = ((sequence, dead_letters["row"].to_numpy()) for sequence, dead_letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
         if self._action == EXPIRE:
-            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
+            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER, sys.maxsize))
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng

@@ -10,7 +10,8 @@ from pipelines.proof.report import Report
 UNCONFIRMED = "raw frames of the range whose rows the sink has not confirmed yet: verify again"
 WAITING_RECORDS = "records on raw that process has not read, by the ledger: verify again"
 WAITING_ROWS = "rows on out that the sink has not confirmed, by the ledger: verify again"
-WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS)
+WAITING_DEAD_LETTERS = "dead letters that their table has not confirmed yet: verify again"
+WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, WAITING_DEAD_LETTERS)
 OPEN = "records that may still arrive in the range, because the clock of NATS is behind the clock of this host: verify again"
 
 
