@@ -73,6 +73,8 @@ class Attempts:
         self.limits = limits or RefusalLimits(connections)
         self._tries: _Tries | None = None
         """The attempts at the piece in work."""
+        self._names_rows = False
+        """Whether a row that the table named has stood alone in this start, and was refused: then the next one need not."""
         self._ambiguous_chunk = 0
         """The end of the last chunk that was refused AMBIGUOUS_ATTEMPTS times for a cause that may be the table's: it is cut at once."""
         self._decided: tuple[int, Pieces] | None = None
@@ -179,9 +181,12 @@ class Attempts:
             if len(stored):
                 self._check_no_view(turn.plan.body, str(refusal))
                 return pieces.found(stored)
-        after = pieces.refuse(refusal.of_one_row, refusal.row)
-        if after.refused != pieces.refused:
-            self.limits.check(turn.plan.body, chunk, pieces, refusal)
+        sent = len(pieces.to_send())
+        is_named = refusal.is_known and refusal.is_whole and refusal.row is not None and refusal.row < sent
+        after = pieces.refuse(refusal.of_one_row, refusal.row, is_named and self._names_rows)
+        for row in {row for row, _ in after.refused} - {row for row, _ in pieces.refused}:
+            self.limits.check(turn.plan.body, chunk, pieces, row, refusal)
+            self._names_rows |= is_named and sent == 1
         return after
 
     def _after_too_large(self, turn: Turn, tries: _Tries, error: InsertTooLargeError) -> Pieces:

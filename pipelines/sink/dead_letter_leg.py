@@ -48,9 +48,8 @@ class DeadLetterLeg(SinkLeg):
 class NoRefusals(RefusalLimits):
     """The limits of a table of dead letters: it may refuse none."""
 
-    def check(self, plan: SinkPlan, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
-        """Raise HaltError for the next piece, a refused single row; the next start sends it again."""
-        row = int(pieces.to_send()[0])
+    def check(self, plan: SinkPlan, chunk: Chunk, pieces: Pieces, row: int, refusal: RefusedError) -> None:
+        """Raise HaltError for a refused row of the next piece; the next start sends it again."""
         frame, first = chunk.part(row, row + 1)
         raise HaltError(
             f"inserting dead letters into {plan.table}: the table refuses row {row - first} of sequence {frame.first} of the dead-letter "
