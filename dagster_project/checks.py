@@ -160,7 +160,7 @@ def _materializations(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilte
 def _published(pipeline: Pipeline) -> dg.AssetsDefinition:
     """Build the publications of all tables. Each depends on the first table, too: the checks, which look at all tables, belong to it."""
     text = "The checked part of the table. Let assets that need checked rows depend on this one."
-    sinks = {published_name(leg): leg for leg in pipeline.config.topology.sinks}
+    sinks = {published_name(leg): leg for leg in pipeline.config.topology.tables}
     made = [spec_behind(pipeline, name, table_name(leg), text, automation=due(PUBLISHED_AT)) for name, leg in sinks.items()]
     specs = [
         spec.replace_attributes(deps=[*spec.deps, asset_key(pipeline, TABLE)]) if leg.name else spec

@@ -58,7 +58,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
         roles = {RAW: ("raw",), OUT: config.topology.outs, DEAD_LETTERS: ("dlq",)}
         states = {name: [log.state(names.stream(role)) for role in of_asset] for name, of_asset in roles.items()}
         _, listed = live_lists(log, names)
-        confirmed_to = {leg: read_chain(log, names, leg.chain).to or 0 for leg in config.topology.sinks}
+        confirmed_to = {leg: read_chain(log, names, leg.chain).to or 0 for leg in config.topology.tables}
     rows = [facts[1] for runs in listed.values() for facts in runs]
     stream_bytes = {name: sum(state.bytes for state in found if state) for name, found in states.items() if any(found)}
     (raw,) = states[RAW]
@@ -69,9 +69,9 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
 def numbers(account: Account, name: str) -> dict[str, int | float]:
     """Return the numbers of one asset: keys of `PLOTTED`, without those that are unknown now.
 
-    Of the tables of further sinks: their rows, and those that wait for them.
+    Of the tables of further sinks, and of dead letters: their rows, and those that wait for them.
     """
-    ingests, (process,), sinks = map(account.tally.of_kind, KINDS)
+    ingests, (process,), sinks, of_dead_letters = map(account.tally.of_kind, KINDS)
     dead_letters = account.tally.dead_letters
     waiting_rows = sum(sink.waiting for sink in sinks)
     by_asset: dict[str, dict[str, int | float]] = {
@@ -85,7 +85,7 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
         },
         **{
             table_name(LegId.parse(sink.leg)): {ROW_COUNT: sink.outcomes[CONFIRMED.label], "waiting_rows": sink.waiting}
-            for sink in sinks[1:]
+            for sink in (*sinks[1:], *of_dead_letters)
         },
         DEAD_LETTERS: {
             "dead_letters": dead_letters.rows_in,

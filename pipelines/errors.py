@@ -104,16 +104,19 @@ class RefusedError(TallyflowError):
 
     `row` is the first refused row if the server names it, counted from 0 within the block. `is_whole`: the refusal came before anything was
     written. `is_known`: rows are a known cause of the error; else the table may be the cause, and the error must be seen more than once.
+    `alone`: the message if the row were the only one of the block; the same one by default.
     """
 
-    def __init__(self, message: str, row: int | None, is_whole: bool = False, is_known: bool = True) -> None:
+    def __init__(self, message: str, row: int | None, is_whole: bool = False, is_known: bool = True, alone: str = "") -> None:
         super().__init__(message)
-        self.row, self.is_whole, self.is_known = row, is_whole, is_known
+        self.row, self.is_whole, self.is_known, self._alone = row, is_whole, is_known, alone or message
 
     @property
     def of_one_row(self) -> str:
         """The message for a row that was refused alone."""
-        return str(self) if self.is_known else f"{self}; the error does not say whether a row is its cause, but this row failed alone"
+        return (
+            self._alone if self.is_known else f"{self._alone}; the error does not say whether a row is its cause, but this row failed alone"
+        )
 
 
 class UndecidedError(TallyflowError):

@@ -22,6 +22,7 @@ from pipelines.config import KafkaSource, PipelineConfig, version_of
 from pipelines.config.checks import FreshnessCheck
 from pipelines.config.fields import origins
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
+from pipelines.protocol.topology import DEAD_LETTERS as LETTERS
 
 REPORTED_EVERY = timedelta(minutes=5)
 """Interval of the reports that out is fresh while nothing waits; Dagster's freshness policies look at materializations only."""
@@ -37,7 +38,7 @@ def asset_key(pipeline: Pipeline, name: str) -> dg.AssetKey:
 
 def published_keys(pipeline: Pipeline) -> list[dg.AssetKey]:
     """Return the keys of the publications of a pipeline's tables."""
-    return [asset_key(pipeline, published_name(leg)) for leg in pipeline.config.topology.sinks]
+    return [asset_key(pipeline, published_name(leg)) for leg in pipeline.config.topology.tables]
 
 
 def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
@@ -99,6 +100,7 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
             (RAW, OUT),
             stream("dlq"),
         ),
+        *(_table_asset(pipeline, config.seen_from(leg)) for leg in config.topology.dead_letters),
     ]
     return tuple(assets)
 
@@ -127,7 +129,10 @@ def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:
     refuser = config.topology.refuser_of(config.sink_leg)
     if refuser:
         description = f"The rows that the table {table_name(refuser)} refuses, each exactly once."
-    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (table_name(refuser) if refuser else OUT,), metadata)
+    made_of = table_name(refuser) if refuser else OUT
+    if config.sink_leg.kind == LETTERS:
+        description, made_of = "Every dead letter of the pipeline, exactly once, whatever became of it later.", DEAD_LETTERS
+    return StreamAsset(name, frozenset({"clickhouse", "table"}), description, (made_of,), metadata)
 
 
 def _freshness(check: FreshnessCheck) -> dg.FreshnessPolicy | None:

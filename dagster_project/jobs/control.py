@@ -47,7 +47,7 @@ class Start(OfPipeline):
     accept: bool = Field(
         default=False, description="Disable the rejection limit for this start: rejected records become dead letters, however many."
     )
-    legs: list[str] = Field(default=[*KINDS], description="The legs to start: ingest, process, sink.")
+    legs: list[str] = Field(default=[*KINDS], description="The legs to start: ingest, process, sink, dead_letters.")
 
 
 class Stop(OfPipeline):
@@ -172,9 +172,11 @@ def _is_unwanted(jobs: StreamingJobs, pipeline: Pipeline) -> bool:
 
 def _start(jobs: StreamingJobs, pipeline: Pipeline, config: Start, announce: Announce) -> dict[str, Any]:
     names = pipeline.config.topology.names
-    if not config.legs or not names >= {*config.legs}:
+    # All kinds are the default, and not every pipeline has a leg of each.
+    legs = [text for text in config.legs if text in names or text not in KINDS]
+    if not legs or not names >= {*legs}:
         raise dg.Failure(f"legs: give one or more of {', '.join(pipeline.config.topology.options)}", allow_retries=False)
-    return _started_metadata(jobs.start(pipeline.path, accept=config.accept, legs=config.legs, announce=announce))
+    return _started_metadata(jobs.start(pipeline.path, accept=config.accept, legs=legs, announce=announce))
 
 
 def _stop(jobs: StreamingJobs, pipeline: Pipeline, config: Stop, _: Announce) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _events(pipeline: Pipeline, seen: Seen, account: Account, materialized: Mapp
             yield dg.AssetMaterialization(asset_key(pipeline, asset.name), description=description, metadata=metadata, tags=tags)
     names = [asset.name for asset in stream_assets(pipeline)]
     yield dg.AssetObservation(asset_key(pipeline, TABLE), metadata=observed(seen, names))
-    for name in map(table_name, pipeline.config.topology.sinks[1:]):
+    for name in map(table_name, pipeline.config.topology.tables[1:]):
         yield dg.AssetObservation(asset_key(pipeline, name), metadata=dict(numbers(account, name)))
 
 

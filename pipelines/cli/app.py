@@ -68,7 +68,7 @@ def ddl(file: File) -> None:
     from pipelines.connectors.sinks.clickhouse import create_statement
 
     with errors_as_exit():
-        statements = [create_statement(seen) for seen in load(file, offline=True).by_sink]
+        statements = [create_statement(seen) for seen in load(file, offline=True).by_table]
     for statement in statements:
         typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
 

@@ -13,7 +13,7 @@ from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
 from pipelines.protocol.naming import Names
-from pipelines.protocol.topology import INGEST, PROCESS, SINK, for_every_kind
+from pipelines.protocol.topology import DEAD_LETTERS, INGEST, PROCESS, SINK, for_every_kind
 
 if TYPE_CHECKING:
     from pipelines.maintenance.plans import GivenUp, OpenPlan
@@ -27,6 +27,8 @@ _NOT_OFFERED = for_every_kind(
         PROCESS: "only its own replay knows which of its rows, dead letters and keys are written: abandoning it would lose or double some. "
         "Start the pipeline: it finishes the plan under the plan's own configuration. If the rejection limit holds it, start with --accept",
         SINK: "",
+        DEAD_LETTERS: "its rows are dead letters, which would become dead letters again. Mend the table, or drop it and create it anew "
+        "(`tallyflow ddl`), and start the pipeline: the same rows are sent with their tokens",
     }
 )
 """Why a plan of a kind of leg cannot be abandoned; empty for the sink, where it can."""
@@ -61,7 +63,7 @@ def show(file: File, as_json: AsJson = False) -> None:
 
 
 def _so_far(plan: "OpenPlan") -> str:
-    if plan.leg.kind != SINK:
+    if plan.leg.kind not in (SINK, DEAD_LETTERS):
         return ""
     if plan.abandoned:
         return f"{count_of(plan.abandoned, 'row')} abandoned; writing the dead letters"

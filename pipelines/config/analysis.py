@@ -79,7 +79,7 @@ def ignored(config: PipelineConfig) -> Notes:
             if getattr(source, name) is not None:
                 why = "schema_fields describe the JSON, a value that starts with a registry's schema id becomes a dead letter"
                 yield ("sources", index, name), f"is ignored: {why}"
-    for seen in config.by_sink:
+    for seen in config.by_table:
         if seen.sink.order_by and not seen.sink.create_table:
             yield (*seen.sink_at, "order_by"), "is ignored without create_table"
 
@@ -169,7 +169,7 @@ def _is_here(url: str | None) -> bool:
 
 
 def sink_connections(config: PipelineConfig) -> Notes:
-    for seen in config.by_sink:
+    for seen in config.by_table:
         yield from _sink_connection(seen)
 
 
@@ -187,7 +187,7 @@ def _sink_connection(config: PipelineConfig) -> Notes:
 
 
 def deliveries(config: PipelineConfig) -> Notes:
-    for seen in config.by_sink:
+    for seen in config.by_table:
         if seen.sink.delivery == "at_least_once":
             yield (*seen.sink_at, "delivery"), "rows may be duplicated after a crash"
 
@@ -283,7 +283,9 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
         # Left out where frames have their bodies themselves.
         **({"streams": config.streams} if config.streams > 1 else {}),
         # Each reads a stream of its own, the first one `out`.
-        **({"sinks": [sink.id for sink in config.sinks]} if config.sinks else {}),
+        **({"sinks": [sink.id for sink in config.record_sinks]} if config.sinks else {}),
+        # Each holds all dead letters, from the first one on.
+        **({"sinks of dead letters": tables} if (tables := [config.topology.file_id(leg) for leg in config.topology.dead_letters]) else {}),
         # The only writer of a fallback's stream is the sink that refuses.
         **({"fallbacks": fallbacks} if (fallbacks := config.fallbacks) else {}),
         # The first one's leg and chain have no name, and the partitions of the others are counted behind its own.

@@ -28,7 +28,7 @@ from pipelines.config.base import (
 from pipelines.config.checks import Checks
 from pipelines.config.fields import at_sink
 from pipelines.config.on_error import OnError, OnErrorField
-from pipelines.config.sinks import FALLBACK_FIELDS, Sink
+from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS, Sink
 from pipelines.config.sources import KafkaSource, Source
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
@@ -288,8 +288,14 @@ class PipelineConfig(Model):
 
     @property
     def all_sinks(self) -> tuple[Sink, ...]:
-        """The sinks in their order: that of `sink`, or those of `sinks`."""
-        return (self.only_sink,) if self.only_sink is not None else self.sinks
+        """The sinks in their order: that of `sink`, or those of `sinks`; of records, then of dead letters."""
+        in_file = (self.only_sink,) if self.only_sink is not None else self.sinks
+        return tuple(sorted(in_file, key=lambda sink: sink.takes == DEAD_LETTERS))
+
+    @property
+    def record_sinks(self) -> tuple[Sink, ...]:
+        """The sinks of records, in their order."""
+        return tuple(sink for sink in self.all_sinks if sink.takes != DEAD_LETTERS)
 
     @property
     def sink(self) -> Sink:
@@ -299,27 +305,34 @@ class PipelineConfig(Model):
     @property
     def sink_leg(self) -> LegId:
         """The leg of `sink`."""
-        return self.topology.sinks[self._sink_index]
+        return self.topology.tables[self._sink_index]
 
     @property
     def sink_at(self) -> Location:
         """The place of `sink` in the file."""
-        return ("sink",) if self.only_sink is not None else ("sinks", self._sink_index)
+        return ("sink",) if self.only_sink is not None else ("sinks", self.sinks.index(self.sink))
 
     def seen_from(self, leg: LegId) -> "PipelineConfig":
         """Return the config whose `sink` is that of a sink leg; for any other leg it is the first sink."""
-        sinks, seen = self.topology.sinks, self.model_copy()
-        seen._sink_index = sinks.index(leg) if leg in sinks else 0
+        tables, seen = self.topology.tables, self.model_copy()
+        seen._sink_index = tables.index(leg) if leg in tables else 0
         return seen
 
     @property
     def by_sink(self) -> "tuple[PipelineConfig, ...]":
-        """The config as seen from each sink, in their order."""
+        """The config as seen from each sink of records, in their order."""
         return tuple(map(self.seen_from, self.topology.sinks))
 
     @property
+    def by_table(self) -> "tuple[PipelineConfig, ...]":
+        """The config as seen from each sink: those of records, then those of dead letters."""
+        return tuple(map(self.seen_from, self.topology.tables))
+
+    @property
     def topology(self) -> Topology:
-        return Topology.of([source.source_id for source in self.sources], [sink.id or "" for sink in self.all_sinks], self.fallbacks)
+        dead_letters = [str(sink.id) for sink in self.all_sinks if sink.takes == DEAD_LETTERS]
+        records = [sink.id or "" for sink in self.record_sinks]
+        return Topology.of([source.source_id for source in self.sources], records, self.fallbacks, dead_letters)
 
     @property
     def fallbacks(self) -> dict[str, str]:
@@ -328,7 +341,7 @@ class PipelineConfig(Model):
 
     @property
     def fields_at_sink(self) -> Mapping[str, str]:
-        """The types of the fields that the mapping of `sink` may name."""
+        """The types of the fields that the mapping of `sink`, one of records, may name."""
         return {**at_sink(self), **(FALLBACK_FIELDS if self.topology.refuser_of(self.sink_leg) else {})}
 
     def consumer_group(self, source: KafkaSource) -> str:

@@ -4,13 +4,14 @@ Each rule takes a PipelineConfig or, for a faulty file, a `Partial` that raises 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, checked, joins, known, of_source, source_of
 from pipelines.config.partial import Unjudged
-from pipelines.config.sinks import FALLBACK_FIELDS
+from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS
 from pipelines.config.transform_model import Asked, Language
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
@@ -137,6 +138,10 @@ def _sinks(config: Any) -> Faults:
         for name in ("id", "when", "default", "on_refused"):
             if getattr(config.only_sink, name) not in (None, False):
                 yield ("sink", name), "is for `sinks`; a filter drops the records that the only sink does not take"
+        if _takes_dead_letters(config.only_sink):
+            yield ("sink", "from"), "is for `sinks`: beside this one the records need a sink"
+    elif config.sinks and _takes_dead_letters(config.sinks[0]):
+        yield ("sinks", 0, "from"), "must stand behind a sink of records, which comes first"
     known_ids: set[str] = set()
     tables: dict[tuple[Any, ...], int] = {}
     for index, sink in enumerate(config.sinks):
@@ -161,6 +166,8 @@ def _fallbacks(config: Any) -> Faults:
         name, at = sink.on_refused.sink, ("sinks", index, "on_refused", "sink")
         if name not in places:
             yield at, f"there is no sink {name!r}{suggestion(name, [*filter(None, places)])}"
+        elif _takes_dead_letters(config.sinks[places[name]]):
+            yield at, f"the sink {name!r} takes dead letters and nothing else"
         elif places[name] <= index:
             yield at, f"the sink {name!r} must stand behind this one"
         elif config.sinks[places[name]].on_refused is not None:
@@ -185,7 +192,7 @@ def _default_sinks(sinks: Sequence[Any]) -> Faults:
     for index in defaults[1:]:
         yield ("sinks", index, "default"), f"sinks[{defaults[0]}] is the default already"
     for index, sink in enumerate(sinks) if defaults else ():
-        if sink.when is None and not sink.default and sink.id not in fallbacks:
+        if not _takes_dead_letters(sink) and sink.when is None and not sink.default and sink.id not in fallbacks:
             yield ("sinks", defaults[0], "default"), f"would take nothing: sinks[{index}] has no `when`, so it takes every record"
             return
 
@@ -193,6 +200,9 @@ def _default_sinks(sinks: Sequence[Any]) -> Faults:
 def _mapping(config: Any) -> Faults:
     reached, fallbacks, why = at_sink(config), fallback_ids(config.sinks), apart(config)
     for at, sink in _all_sinks(config):
+        if _takes_dead_letters(sink):
+            yield from _dead_letter_mapping(at, sink)
+            continue
         fields = {**reached, **FALLBACK_FIELDS} if sink.id in fallbacks else reached
         field_set = frozenset(fields)
         for asked in sink.expressions():
@@ -202,6 +212,28 @@ def _mapping(config: Any) -> Faults:
                 yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set, why)
             except Unjudged:
                 continue
+
+
+def _dead_letter_mapping(at: Location, sink: Any) -> Faults:
+    """Yield the faults of a mapping of dead letters: a column takes every value of its field, so that no dead letter fails to fit."""
+    # Inside of the function: it needs the grammar of column types, as in `config.sinks`.
+    from pipelines.types.dead_letter_fields import DEAD_LETTER_FIELDS
+
+    for index, column in enumerate(sink.mapping):
+        try:
+            if column.name not in DEAD_LETTER_FIELDS:
+                yield from _unknown_fields((*at, "mapping", index, "name"), [column.name], [*DEAD_LETTER_FIELDS])
+            elif fault := DEAD_LETTER_FIELDS[column.name].fault(column.column_type):
+                yield (*at, "mapping", index, "column_type"), fault
+        except Unjudged:
+            continue
+
+
+def _takes_dead_letters(sink: Any) -> bool:
+    """Return True for a sink of dead letters; a sink whose `from` has a fault is one of records."""
+    with suppress(Unjudged):
+        return bool(sink.takes == DEAD_LETTERS)
+    return False
 
 
 def fallback_ids(sinks: Sequence[Any]) -> frozenset[str]:

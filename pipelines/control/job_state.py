@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from pipelines.protocol.outcomes import written_for
-from pipelines.protocol.topology import SINK, LegId, Topology
+from pipelines.protocol.topology import DEAD_LETTERS, SINK, LegId, Topology
 
 State = Literal["stopped", "starting", "running", "waiting", "halted", "stuck", "unreachable"]
 STATES: tuple[State, ...] = ("stopped", "starting", "running", "waiting", "halted", "stuck", "unreachable")
@@ -62,7 +62,7 @@ def summarize(
         return "starting", "the legs are being started"
     if not snapshot["healthy"]:
         return "halted", "not healthy: a lease was lost to another runner"
-    patience = {leg: stuck_after + (sink_delay if leg.kind == SINK else timedelta()) for leg in map(LegId.parse, legs)}
+    patience = {leg: stuck_after + (sink_delay if leg.kind in (SINK, DEAD_LETTERS) else timedelta()) for leg in map(LegId.parse, legs)}
     stuck = [leg for leg in patience if _waiting_rows(snapshot, topology, leg) > 0 and _idle(snapshot, leg, now) > patience[leg]]
     if stuck:
         minutes = max(_idle(snapshot, name, now) for name in stuck) / timedelta(minutes=1)

@@ -93,7 +93,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
 
 def program_of_tables(config: PipelineConfig) -> Program:
     """Return the program of a pipeline file for its tables as they are now. Raise RetryableError while ClickHouse is away."""
-    return compile_program(config, [_table_now(seen) for seen in config.by_sink])
+    return compile_program(config, [_table_now(seen) for seen in config.by_table])
 
 
 def _table_now(config: PipelineConfig) -> Table:

@@ -18,7 +18,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
-from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
+from pipelines.dead_letters.stream import frames_that_may_go, read_frames, stored_to, with_states
 from pipelines.dead_letters.triage import Selection
 from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
 from pipelines.process.fingerprints import with_fingerprints
@@ -72,7 +72,10 @@ class Reprocessing:
             self._log, self._names, redrive_entries_that_may_go(self._log, self._names, self._config.resources.nats.stream.max_age)
         )
         outcome = self.discard(Selection(until=before), "older than dead_letters.max_age")
-        purge_dead_letters(self._log, self._names, frames_that_may_go(self._log, self._names, taken(self._log, self._names), before))
+        # Read first: what is stored stays so.
+        stored = stored_to(self._log, self._names, self._config.topology)
+        may_go = frames_that_may_go(self._log, self._names, taken(self._log, self._names), before, stored)
+        purge_dead_letters(self._log, self._names, may_go)
         return outcome
 
     def enter_edited(self, edited: Edited) -> Outcome:
@@ -172,6 +175,6 @@ def _is_anything_to_expire(config: PipelineConfig, names: Names, log: JetStream,
     frames = with_states(read_frames(log, names), named_by_plans, config.dead_letters.max_attempts)
     return (
         any(old.of(dead_letters).num_rows for _, dead_letters in frames)
-        or bool(frames_that_may_go(log, names, named_by_plans, before))
+        or bool(frames_that_may_go(log, names, named_by_plans, before, stored_to(log, names, config.topology)))
         or redrive_entries_that_may_go(log, names, config.resources.nats.stream.max_age) > 0
     )

@@ -1,5 +1,6 @@
 """The dead-letter stream of one pipeline, as commands read it: by cause, as a list, and one by one. Read only."""
 
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -21,11 +22,13 @@ from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.existence import check_started
+from pipelines.protocol.ledger import Log, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import Position
 from pipelines.protocol.purge import PurgeLog, read_purged
 from pipelines.protocol.records import decode_frame, describe_frame
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
+from pipelines.protocol.topology import Topology
 from pipelines.types.duckdb import open_engine
 
 
@@ -111,10 +114,15 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
     check_contiguous(stream, [], sequence, state.last_sequence)
 
 
-def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime) -> dict[str, int]:
+def stored_to(log: Log, names: Names, topology: Topology) -> int:
+    """Return the sequence up to which all tables of dead letters hold them; sys.maxsize without such a table."""
+    return min((read_chain(log, names, leg.chain).to or 0 for leg in topology.dead_letters), default=sys.maxsize)
+
+
+def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime, stored: int) -> dict[str, int]:
     """Return, by subject, the sequence below which every dead letter was taken and was rejected before the instant.
 
-    Only subjects with a frame to purge are listed.
+    Frames behind `stored` stay: a table of dead letters does not hold them yet. Only subjects with a frame to purge are listed.
     """
     stream = names.stream("dlq")
     state = log.state(stream)
@@ -129,7 +137,7 @@ def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: dateti
             continue
         dead_letters = decode_frame(message.payload, describe_frame(message))
         is_taken = np.isin(known.states(message.sequence, dead_letters.column("attempts").to_numpy(), 1), (REDRIVEN, DISCARDED)).all()
-        if is_taken and pc.max(dead_letters.column("_tf_arrival")).as_py() < before:
+        if is_taken and message.sequence <= stored and pc.max(dead_letters.column("_tf_arrival")).as_py() < before:
             below[message.subject] = message.sequence + 1
         else:
             ended.add(message.subject)

@@ -32,7 +32,7 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
             computed = _computed(passed)
             made += computed
             present = {**(present if passed.transform.config.keeps_fields else {}), **{field.name: field for field in computed}}
-        for sink in config.all_sinks:
+        for sink in config.record_sinks:
             names = {column.name for column in sink.mapping} - FALLBACK_FIELDS.keys()
             names = names.union(*(checked(asked, at_sink(config), sink.language).fields for asked in sink.expressions()))
             read |= {present[name] for name in names}

@@ -70,7 +70,7 @@ def _no_lateness(config: PipelineConfig) -> Found:
 
 def _unmapped_keys(config: PipelineConfig) -> Found:
     for passed, at in _dedups(config):
-        for sink in config.all_sinks if config.checks.duplicates.enabled else ():
+        for sink in config.record_sinks if config.checks.duplicates.enabled else ():
             mapped = {column.name for column in sink.mapping}
             if missing := [name for name in passed.transform.config.key if name not in mapped]:
                 yield (*at, "key"), f"{', '.join(missing)} has no column: the check `duplicates` cannot compare keys in table {sink.table}"

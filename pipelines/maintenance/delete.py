@@ -20,7 +20,7 @@ class Deletion:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
         self._state_storage = self._names.state_storage(directory, config.state_uri)
-        self._dropped = [seen.sink for seen in config.by_sink if seen.sink.create_table and not keep_table]
+        self._dropped = [seen.sink for seen in config.by_table if seen.sink.create_table and not keep_table]
 
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""

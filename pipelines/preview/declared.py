@@ -11,7 +11,7 @@ def declared_program(config: PipelineConfig) -> Program:
     """Return the program of a pipeline file for its declared tables. Raise ConfigurationError or NotSupportedError as a start would."""
     check_supported(config)
     check_types(config)
-    return compile_program(config, [declared_table(seen) for seen in config.by_sink])
+    return compile_program(config, [declared_table(seen) for seen in config.by_table])
 
 
 def declared_table(config: PipelineConfig) -> Table:

@@ -49,7 +49,9 @@ class TableFacts(Protocol):
 
 
 def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Program:
-    """Return the program of `config` for its sinks' tables as they are now. Raise ConfigurationError if a step does not fit its input.
+    """Return the program of `config` for its tables, in the order of `by_table`, as they are now.
+
+    Raise ConfigurationError if a step does not fit its input.
 
     Nullness and DEFAULTs are taken from the tables, types from the mappings. A column that a mapping declares by its base type may be
     Nullable in the table (GlassFlow's files do so).
@@ -66,16 +68,23 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
         shared = _Compiled.of_union(faults, lanes)
     shared.add_all([entry for entry in transforms if entry[1].source_id is None or is_only])
     targets: list[MapToTable] = []
-    for seen, table in zip(config.by_sink, tables, strict=True):
+    of_records, of_dead_letters = tables[: len(config.by_sink)], tables[len(config.by_sink) :]
+    for seen, table in zip(config.by_sink, of_records, strict=True):
         try:
             targets.append(_mapping(seen, shared.known, shared.units, table))
             targets[-1].check({**shared.known, **(FALLBACK_FIELDS if targets[-1].refused_by else {})})
         except ValueError as error:
             faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
+    dead_letters = [
+        _of_dead_letters(faults, seen, table) for seen, table in zip(config.by_table[len(config.by_sink) :], of_dead_letters, strict=True)
+    ]
     if faults:
         raise ConfigurationError(f"pipeline {config.pipeline_id}", faults)
     made = (Lane(source.source_id, source.topic, tuple(lane.steps)) for source, lane in zip(config.sources, lanes, strict=True))
-    return Program(RELEASE, config.buckets, tuple(made), (*shared.steps, MapToTables(tuple(targets))))
+    shared_steps = (*shared.steps, MapToTables(tuple(targets)))
+    return Program(
+        RELEASE, config.buckets, tuple(made), shared_steps, dead_letters=MapToTables(tuple(dead_letters)) if dead_letters else None
+    )
 
 
 @dataclass
@@ -152,3 +161,13 @@ def _mapping(config: PipelineConfig, fields: Columns, units: Mapping[str, str], 
     positions = tuple(name for name in POSITION_COLUMNS if name in actual)
     when, refuser = conditions[0] if conditions else None, config.topology.refuser_of(config.sink_leg) or ""
     return MapToTable(tuple(columns), table.database, table.name, positions, config.sink_leg, when, config.sink.default, refuser)
+
+
+def _of_dead_letters(faults: list[Fault], config: PipelineConfig, table: TableFacts) -> MapToTable:
+    """Return the columns of the config's sink of dead letters; add a fault for a table that could not tell which dead letters it has."""
+    mapped = _mapping(config, {}, {}, table)
+    missing = [name for name in POSITION_COLUMNS if name not in mapped.position_columns]
+    if missing:
+        needed = "which a table of dead letters needs to hold each once; `tallyflow ddl` prints a statement that has them"
+        faults.append(Fault(path_text((*config.sink_at, "table")), f"the table lacks {', '.join(missing)}, {needed}"))
+    return mapped

@@ -87,6 +87,7 @@ class Program:
     """The steps of every source, then those of all records, for the tables of all sinks. `buckets`: their number after the exchange.
 
     `leg`: the sink leg from which the program is seen, which has `table` and all that follows from it; no part of what is stored.
+    `dead_letters`: the tables of dead letters, for their own legs; None without one.
 
     Raise ValueError unless the mapping is the last step, and at most one has state. Of dedup the own part, which drops copies, runs after
     all others: what a transform behind it drops is marked until then, and needs an outcome of its own. A join is the first step, of two
@@ -98,6 +99,7 @@ class Program:
     lanes: tuple[Lane, ...]
     shared: tuple[Step, ...]
     leg: str = SINK
+    dead_letters: MapToTables | None = None
 
     def __post_init__(self) -> None:
         if not self.lanes or len({lane.source for lane in self.lanes}) < len(self.lanes):
@@ -121,15 +123,19 @@ class Program:
 
     def encode(self) -> bytes:
         record = {"release": self.release, "buckets": self.buckets, "lanes": [lane.encode() for lane in self.lanes]}
-        return json.dumps({**record, "steps": [step.encode() for step in self.shared]}, sort_keys=True, separators=(",", ":")).encode()
+        record["steps"] = [step.encode() for step in self.shared]
+        if self.dead_letters is not None:
+            record["dead_letters"] = self.dead_letters.encode()
+        return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> "Program":
         """Return the program that `encode` has written, its JSON read. Raise KeyError, TypeError or ValueError for anything else."""
-        if record.keys() != {"release", "buckets", "lanes", "steps"}:
+        if record.keys() - {"dead_letters"} != {"release", "buckets", "lanes", "steps"}:
             raise ValueError(f"its parts are {', '.join(map(repr, sorted(record)))}"[:200])
         lanes = tuple(map(Lane.decode, record["lanes"]))
-        return cls(int(record["release"]), int(record["buckets"]), lanes, _steps_of(record["steps"]))
+        dead_letters = MapToTables.decode(record["dead_letters"]) if "dead_letters" in record else None
+        return cls(int(record["release"]), int(record["buckets"]), lanes, _steps_of(record["steps"]), dead_letters=dead_letters)
 
     @cached_property
     def version(self) -> str:
@@ -154,7 +160,7 @@ class Program:
     @property
     def mapping(self) -> MapToTable:
         """The mapping to the table of `leg`. Raise HaltError for a leg that it has none for: the sink was added since."""
-        for table in self.tables.tables:
+        for table in (*self.tables.tables, *(self.dead_letters.tables if self.dead_letters else ())):
             if table.leg == self.leg:
                 return table
         raise HaltError(f"configuration {self.version} has no table for {self.leg}; restore the sinks of the pipeline file")

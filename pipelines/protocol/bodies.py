@@ -255,7 +255,9 @@ class RedriveDone(Done):
 INGEST_CHAIN = ChainType("ingest", IngestPlan, IngestDone)
 PROCESS_CHAIN = ChainType("process", ProcessPlan, ProcessDone)
 SINK_CHAIN = ChainType("sink", SinkPlan, SinkDone)
+DEAD_LETTERS_CHAIN = ChainType("dead_letters", SinkPlan, SinkDone)
 REDRIVE_CHAIN = ChainType(REDRIVE, RedrivePlan, RedriveDone)
-CHAINS: dict[str, ChainType[Any, Any]] = {kind.leg: kind for kind in (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, REDRIVE_CHAIN)}
+_ALL = (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, DEAD_LETTERS_CHAIN, REDRIVE_CHAIN)
+CHAINS: dict[str, ChainType[Any, Any]] = {kind.leg: kind for kind in _ALL}
 """The chains by leg."""
 ProcessState = ChainState[ProcessPlan, ProcessDone]

@@ -46,6 +46,7 @@ BY_KIND: dict[str, list[Outcome]] = {
     "ingest": [RAW_ROWS, Outcome("offsets_without_record", "offsets without a record"), Outcome("offsets_skipped", "expired and skipped")],
     "process": [WRITTEN, DUPLICATE, WAITING, REJECTED],
     "sink": [CONFIRMED, Outcome(REJECTED.total, REJECTED.label, less=ABANDONED.total), ABANDONED, DIVERTED],
+    "dead_letters": [CONFIRMED],
 }
 """The outcomes by kind of leg, in their order in reports."""
 
@@ -62,7 +63,12 @@ def routed_to(leg: str) -> str:
 
 
 def written_for(reader: str, writer: str, totals: Mapping[str, int]) -> int:
-    """Return the rows that a leg of the kind `writer` has written for the leg `reader`, by its running totals."""
+    """Return the rows that a leg of the kind `writer` has written for the leg `reader`, by its running totals.
+
+    Those for a table of dead letters are its dead letters.
+    """
+    if reader.partition(":")[0] == "dead_letters":
+        return totals.get(REJECTED.total, 0)
     return totals.get(DIVERTED.total, 0) if writer == "sink" else totals.get(routed_to(reader), totals.get(WRITTEN.total, 0))
 
 

@@ -181,7 +181,7 @@ class Purge:
         self._log, self._names, self._topology, self._leg, self._max_age = log, names, topology, leg, max_age
         self._entries_per_call = entries_per_call
         self._ledger = names.stream("ledger")
-        self._role, self._chain = leg.reads, leg.chain
+        self._role, self._chain = leg.purges, leg.chain
         self._is_process = leg == topology.process
         self._first_entry = 0
         self._purged_below = 0

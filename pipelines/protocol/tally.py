@@ -3,6 +3,7 @@
 ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
 process   records read    = written + duplicates dropped + dropped by other steps + taken by no sink + rejected (dead letters)
 sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both) + refused into the fallback
+dead_letters  dead letters read = rows confirmed by ClickHouse, of a table of dead letters; that counts none of them as taken
 redrive   dead letters    = redriven + discarded + still dead letters
 
 Between two legs: the next leg has read, or still has before it, everything that the legs upstream have written together; process reads the

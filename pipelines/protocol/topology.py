@@ -1,4 +1,4 @@
-"""The legs of a pipeline and their neighbours: one ingest leg per source, one process leg, one sink leg per sink. Pure.
+"""The legs of a pipeline and their neighbours: one ingest leg per source, process, one leg per sink of rows or dead letters. Pure.
 
 Every fact of a kind of leg is here, in `bodies.CHAINS` or in `outcomes`, once; every other module asks. A table by kind that another module
 needs is made with `for_every_kind`, so that a kind without an entry fails at import.
@@ -14,8 +14,8 @@ from pipelines.protocol.ledger import ChainType
 from pipelines.protocol.naming import REDRIVE, leg_token, leg_token_text, role_token, source_of_subject
 
 T = TypeVar("T")
-RAW, OUT = "raw", "out"
-"""The roles of the streams between the legs; further sinks read streams of their own (`LegId.reads`)."""
+RAW, OUT, DLQ = "raw", "out", "dlq"
+"""The roles of the streams that legs read; further sinks of rows read streams of their own (`LegId.reads`)."""
 NO_FALLBACKS: Mapping[str, str] = {}
 
 
@@ -35,10 +35,11 @@ _KINDS = {
     "ingest": _Kind(None, RAW, "offsets"),
     "process": _Kind(RAW, OUT, "rows_in"),
     "sink": _Kind(OUT, None, "rows_in"),
+    "dead_letters": _Kind(DLQ, None, "rows_in"),
 }
 KINDS = tuple(_KINDS)
 """The kinds of legs, in the order of the data."""
-INGEST, PROCESS, SINK = KINDS
+INGEST, PROCESS, SINK, DEAD_LETTERS = KINDS
 
 
 def for_every_kind(entries: Mapping[str, T]) -> Mapping[str, T]:
@@ -53,7 +54,10 @@ for_every_kind(outcomes.BY_KIND)
 
 
 class LegId(str):
-    """The id of a leg: its kind, and for every further source or sink its name. Its text is `kind` or `kind:name`."""
+    """The id of a leg: its kind, and for every further source or sink, and every sink of dead letters, its name.
+
+    Its text is `kind` or `kind:name`.
+    """
 
     __slots__ = ()
 
@@ -108,9 +112,14 @@ class LegId(str):
 
     @property
     def reads(self) -> str | None:
-        """The role of the stream that it reads and purges, and where its lag is measured; None for a source."""
+        """The role of the stream that it reads, and where its lag is measured; None for a source."""
         role = _KINDS[self.kind].reads
-        return role_token(role, self.name) if role and self.name else role
+        return role_token(role, self.name) if role == OUT and self.name else role
+
+    @property
+    def purges(self) -> str | None:
+        """The role of the stream that it purges: what it alone reads. Dead letters have other readers, which redrive them."""
+        return None if self.reads == DLQ else self.reads
 
     @property
     def input_role(self) -> str:
@@ -165,19 +174,28 @@ class Topology:
     """Sink legs, and for each the later sink leg that takes the rows refused by it, and nothing else."""
 
     @classmethod
-    def of(cls, sources: Sequence[str], sinks: Sequence[str], fallbacks: Mapping[str, str] = NO_FALLBACKS) -> "Topology":
+    def of(
+        cls,
+        sources: Sequence[str],
+        sinks: Sequence[str],
+        fallbacks: Mapping[str, str] = NO_FALLBACKS,
+        dead_letters: Sequence[str] = (),
+    ) -> "Topology":
         """Return the legs for these ids of sources and sinks. The first leg of a kind has no name, so that its subjects stay.
 
-        `fallbacks`: the id of a fallback by that of the sink whose refused rows it takes. Raise ValueError without a source or a sink, for
-        an id that is used twice, and for a further one that is empty.
+        `fallbacks`: the id of a fallback by that of the sink whose refused rows it takes. `dead_letters`: the ids of the sinks that take
+        dead letters. Raise ValueError without a source or a sink of rows, for an id that is used twice, and for one that is empty behind
+        the first.
         """
         for kind, ids in ((INGEST, sources), (SINK, sinks)):
             if not ids or len({*ids}) < len(ids) or not all(ids[1:]):
                 raise ValueError(f"the legs of kind {kind} need distinct ids, got {list(ids)}")
+        if not all(dead_letters) or len({*sinks, *dead_letters}) < len(sinks) + len(dead_letters):
+            raise ValueError(f"the legs of kind {DEAD_LETTERS} need distinct ids, got {list(dead_letters)}")
         legs: list[tuple[LegId, str]] = []
-        for kind, facts in _KINDS.items():
-            ids = sources if facts.reads is None else sinks if facts.writes is None else ("",)
+        for kind, ids in {INGEST: sources, PROCESS: ("",), SINK: sinks}.items():
             legs += [(LegId(kind, one if number else ""), one) for number, one in enumerate(ids)]
+        legs += [(LegId(DEAD_LETTERS, one), one) for one in dead_letters]
         by_id = {one: leg for leg, one in legs if leg.kind == SINK}
         pairs = tuple((by_id[refuser], by_id[taker]) for refuser, taker in fallbacks.items() if {refuser, taker} <= by_id.keys())
         return cls(tuple(leg for leg, _ in legs), tuple(one for _, one in legs), pairs)
@@ -210,8 +228,18 @@ class Topology:
 
     @property
     def sinks(self) -> tuple[LegId, ...]:
-        """The sink legs, in the order of the sinks in the pipeline file."""
+        """The sink legs of rows, in the order of the sinks in the pipeline file."""
         return self.of_kind(SINK)
+
+    @property
+    def dead_letters(self) -> tuple[LegId, ...]:
+        """The legs that write dead letters to tables, in the order of the pipeline file."""
+        return self.of_kind(DEAD_LETTERS)
+
+    @property
+    def tables(self) -> tuple[LegId, ...]:
+        """The legs that write a table each: those of rows, then those of dead letters."""
+        return (*self.sinks, *self.dead_letters)
 
     @property
     def outs(self) -> tuple[str, ...]:
@@ -242,6 +270,8 @@ class Topology:
 
     def upstream(self, leg: LegId) -> tuple[LegId, ...]:
         """Return the legs whose output `leg` reads; none for a leg that reads a source."""
+        if leg.kind == DEAD_LETTERS:
+            return (self.process, *self.sinks)
         refuser = self.refuser_of(leg)
         return (refuser,) if refuser else tuple(earlier for earlier in self.legs if _feeds(earlier, leg))
 
@@ -254,8 +284,8 @@ class Topology:
         return tuple(leg for leg in self.legs if leg in wanted)
 
     def writes(self, leg: LegId) -> tuple[str, ...]:
-        """Return the roles of the streams that a leg writes for others: one per reader's stream; of a sink that of its fallback."""
-        roles = [later.reads for later in self.legs if leg in self.upstream(later)]
+        """Return the roles of the streams of rows that a leg writes for others: one per reader's stream; of a sink that of its fallback."""
+        roles = [later.purges for later in self.legs if leg in self.upstream(later)]
         return tuple(dict.fromkeys(role for role in roles if role))
 
     @property

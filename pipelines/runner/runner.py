@@ -49,7 +49,7 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.topology import LegId
+from pipelines.protocol.topology import SINK, LegId
 from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.halts import halts_noted
@@ -190,7 +190,7 @@ class Runner:
 
     def _wait_for_systems(self) -> Prepared | None:
         """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
-        sinks = {leg: open_sink(self.config.seen_from(leg)) for leg in self.topology.sinks}
+        sinks = {leg: open_sink(self.config.seen_from(leg)) for leg in self.topology.tables}
         retrying = Retrying(
             retry=retry_if_exception_type(RetryableError),
             wait=wait_exponential_jitter(multiplier=0.5, max=5),
@@ -274,7 +274,7 @@ class Runner:
         """Store the stage configuration and the run file of this start."""
         stages = compile_program(self.config, [*prepared.tables.values()])
         for leg, table in prepared.tables.items():
-            if leg in self.options.legs:
+            if leg in self.options.legs and leg.kind == SINK:
                 check_waiting(self.log, self.names, stages.seen_from(leg), table, self.topology.option(leg))
         version = stage_config.store(self.log, self.names, stages)
         run = RunSpec(
@@ -305,7 +305,7 @@ class Runner:
 
     def _copy_ledger(self, prepared: Prepared) -> None:
         """Start a ledger copier for each sink of this run whose `ledger_table` the file names."""
-        for seen in self.config.by_sink:
+        for seen in self.config.by_table:
             if seen.sink.ledger_table and seen.sink_leg in self.leases:
                 copier = LedgerCopier(seen.sink, self.names, self.log, prepared.stream_ids["ledger"], self.leases[seen.sink_leg])
                 self.copiers[seen.sink_leg] = copier

@@ -19,12 +19,15 @@ from pipelines.ingest.ranges import INGEST_PART, ingest_part
 from pipelines.process.exchange import BUCKETS_PART, STAGES_PART, buckets_part, stages_part
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.ledger import Chain
-from pipelines.protocol.topology import INGEST, PROCESS, SINK, LegId, for_every_kind
+from pipelines.protocol.topology import DEAD_LETTERS, INGEST, PROCESS, SINK, LegId, for_every_kind
 from pipelines.runner.leg_thread import LegThread
+from pipelines.sink.dead_letter_leg import DeadLetterLeg
 from pipelines.sink.leg import SinkLeg
 from pipelines.sink.parts import SINK_PART, insert_part
 
-LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind({INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg})
+LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind(
+    {INGEST: IngestLeg, PROCESS: ProcessLeg, SINK: SinkLeg, DEAD_LETTERS: DeadLetterLeg}
+)
 LANE_WORKS: Mapping[str, Callable[[Connections, str], bytes]] = {
     INGEST_PART: ingest_part,
     STAGES_PART: stages_part,

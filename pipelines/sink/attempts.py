@@ -14,12 +14,13 @@ import numpy as np
 from pipelines.engine.connections import Connections
 from pipelines.engine.leg import Tenure
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
+from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Chain, Entry
-from pipelines.sink.chunks import Chunk, ChunkRows, Pieces, Rows, insert_block
+from pipelines.sink.chunks import Chunk, ChunkRows, Decode, Pieces, Rows, insert_block, rows_of_frame
 from pipelines.sink.inserts import check_columns, insert, insert_columns, token_of, work_of
 from pipelines.sink.parts import Parts
 from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS, RefusalLimits
@@ -52,7 +53,10 @@ class _Tries:
 
 
 class Attempts:
-    """The attempts of one start of a sink leg. `begun`: returns when this process took the leg over."""
+    """The attempts of one start of a sink leg. `begun`: returns when this process took the leg over.
+
+    `limits`: of what the table may refuse. `decode`: how rows made under a configuration are read from a frame.
+    """
 
     def __init__(
         self,
@@ -61,11 +65,16 @@ class Attempts:
         tenure: Tenure,
         clock: Callable[[], float],
         begun: Callable[[], float],
+        limits: RefusalLimits | None = None,
+        decode: Callable[[Program], Decode] = lambda _: rows_of_frame,
     ) -> None:
         self._connections, self._chain, self._tenure, self._clock, self._begun = connections, chain, tenure, clock, begun
-        self.limits = RefusalLimits(connections)
+        self._decode = decode
+        self.limits = limits or RefusalLimits(connections)
         self._tries: _Tries | None = None
         """The attempts at the piece in work."""
+        self._names_rows = False
+        """Whether a row that the table named has stood alone in this start, and was refused: then the next one need not."""
         self._ambiguous_chunk = 0
         """The end of the last chunk that was refused AMBIGUOUS_ATTEMPTS times for a cause that may be the table's: it is cut at once."""
         self._decided: tuple[int, Pieces] | None = None
@@ -78,7 +87,8 @@ class Attempts:
     def settle(self, plan: Entry[SinkPlan], chunk: Chunk) -> Refused:
         """Insert the rows of the chunk that the sink takes; return the refused ones. Each decision is on the ledger before its effect."""
         pieces = Pieces.of(plan.body.pieces, chunk.rows)
-        rows = ChunkRows(chunk, insert_columns(self._connections, config_of(self._connections, plan.body.config)))
+        config = config_of(self._connections, plan.body.config)
+        rows = ChunkRows(chunk, insert_columns(self._connections, config), self._decode(config))
         while pieces.ends:
             if self._decided is None or self._decided[0] != plan.sequence:
                 self._decided = (plan.sequence, self._attempt(Turn(plan, chunk, rows, pieces)))
@@ -171,9 +181,12 @@ class Attempts:
             if len(stored):
                 self._check_no_view(turn.plan.body, str(refusal))
                 return pieces.found(stored)
-        after = pieces.refuse(refusal.of_one_row, refusal.row)
-        if after.refused != pieces.refused:
-            self.limits.check(turn.plan.body, chunk, pieces, refusal)
+        sent = len(pieces.to_send())
+        is_named = refusal.is_known and refusal.is_whole and refusal.row is not None and refusal.row < sent
+        after = pieces.refuse(refusal.of_one_row, refusal.row, is_named and self._names_rows)
+        for row in {row for row, _ in after.refused} - {row for row, _ in pieces.refused}:
+            self.limits.check(turn.plan.body, chunk, pieces, row, refusal)
+            self._names_rows |= is_named and sent == 1
         return after
 
     def _after_too_large(self, turn: Turn, tries: _Tries, error: InsertTooLargeError) -> Pieces:

@@ -31,6 +31,8 @@ MAX_COLUMN_BYTES = 2**31
 """Arrow keeps a smaller column in one piece."""
 MAX_REASONS = 100
 """Limit of the reasons that a plan lists; its content stays below 1 MiB."""
+MOST_SENT_AGAIN = 5_000
+"""Rows before a refused one that are sent again with what follows it; more of them become a piece of their own, sent once."""
 _MORE_REASONS = "refused for one more reason than the plan lists; look at the record"
 
 Rows = npt.NDArray[np.int64]
@@ -108,8 +110,8 @@ def chunks(
 class Pieces:
     """The progress of a chunk that ClickHouse refuses as a whole. Rows are counted from 0 within the chunk.
 
-    Rows before `sent` are settled: in the table, or in `refused`, which has (row, reason). The next piece is [sent, ends[0]) without the
-    rows of `stored`, a bitmap of rows that are in the table although their piece, or one before it, is not settled. The last of `ends` is
+    Rows before `sent` are settled: in the table, or in `refused`, which has (row, reason), ascending. The next piece is [sent, ends[0])
+    without the rows of `stored`, a bitmap of rows that are settled although their piece, or one before it, is not. The last of `ends` is
     the number of rows; `ends` is empty when all rows are settled. Each step is decided once, before the next insert, so pieces are never
     joined again, not even if the table is repaired half-way.
     """
@@ -173,17 +175,22 @@ class Pieces:
         bits[:sent] = False
         return Pieces(sent, self.ends[behind:], self.refused, np.packbits(bits, bitorder="little").tobytes() if bits.any() else b"")
 
-    def refuse(self, reason: str, at: int | None) -> "Pieces":
+    def refuse(self, reason: str, at: int | None, is_named: bool = False) -> "Pieces":
         """Return the progress after the next piece has been refused.
 
-        `at`: the row of `to_send` that caused the refusal, if known. A single row is refused for good; a piece of several rows is cut.
+        `at`: the row of `to_send` that caused the refusal, if known. A single row is refused for good; a piece of several rows is cut. With
+        `is_named` the row `at` is refused for good wherever it is: the others of its piece are sent again, together, but for many rows
+        before it: these become a piece of their own, or each refused row of a large chunk would send all of them once more.
         """
         rows = self.to_send()
-        if len(rows) > 1:
+        if len(rows) > 1 and not is_named:
             return self.cut(at)
-        reasons = {known for _, known in self.refused}
+        at = at if is_named and at is not None else 0
+        row, reasons = int(rows[at]), {known for _, known in self.refused}
         known_reason = reason if reason in reasons or len(reasons) < MAX_REASONS else _MORE_REASONS
-        return replace(self.inserted(), refused=(*self.refused, (int(rows[0]), known_reason)))
+        after = self.found(np.array([row]))
+        ends = (row, *after.ends) if at >= MOST_SENT_AGAIN else after.ends
+        return replace(after, ends=ends, refused=tuple(sorted((*self.refused, (row, known_reason)))))
 
     def cut(self, at: int | None = None) -> "Pieces":
         """Return the next piece in halves, or with the row `at` of `to_send` alone. A single row stays unchanged."""
@@ -202,11 +209,20 @@ class Pieces:
         return of_chunk + suffix
 
 
+Decode = Callable[[Message], pa.Table]
+"""A frame to its rows, in their order."""
+
+
+def rows_of_frame(message: Message) -> pa.Table:
+    """Return the rows of a frame as they are stored. Raise HaltError for bytes that are no frame."""
+    return decode_frame(message.payload, describe_frame(message))
+
+
 class ChunkRows:
     """The rows of a chunk, `columns` only. One stretch of its frames is decoded at a time, as the next piece needs it."""
 
-    def __init__(self, chunk: Chunk, columns: Sequence[str]) -> None:
-        self._chunk, self._columns = chunk, columns
+    def __init__(self, chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> None:
+        self._chunk, self._columns, self._decode = chunk, columns, decode
         self._first = self._end = 0
         self._decoded = pa.table({})
 
@@ -217,14 +233,14 @@ class ChunkRows:
             self._decoded = pa.table({})
             part, self._first = self._chunk.part(first, end)
             self._end = self._first + part.rows
-            self._decoded = chunk_rows(part, self._columns)
+            self._decoded = chunk_rows(part, self._columns, self._decode)
         sending = pieces.to_send() - self._first
         return self._decoded if len(sending) == self._decoded.num_rows else self._decoded.take(sending)
 
 
-def chunk_rows(chunk: Chunk, columns: Sequence[str]) -> pa.Table:
+def chunk_rows(chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> pa.Table:
     """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns differ from their configuration."""
-    tables = [decode_frame(message.payload, describe_frame(message)) for message in chunk.messages]
+    tables = [decode(message) for message in chunk.messages]
     try:
         together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
     except (KeyError, pa.ArrowException) as error:

@@ -43,7 +43,10 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         """Create without connecting. `cut`: frames into chunks."""
         super().__init__(connections, chain, tenure, stop, means)
         self._cut = cut
-        self._attempts = Attempts(connections, chain, tenure, means.clock, lambda: self.begun)
+        self._attempts = self._made_attempts()
+
+    def _made_attempts(self) -> Attempts:
+        return Attempts(self.connections, self.chain, self.tenure, self.means.clock, lambda: self.begun)
 
     def open_input(self) -> StreamInput:
         sink, connections = self.connections.config.sink, self.connections
@@ -120,11 +123,11 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         if first is None:
             raise RetryableError(f"reading {self._stream}: NATS does not deliver sequence {after + 1} yet; retrying")
         parts = self.connections.lanes.parts_for(first.rows)
-        chunk, ends = in_parts(first, waiting, parts if parts > 1 and self._can_be_asked() else 1, self._cut)
+        chunk, ends = in_parts(first, waiting, parts if parts > 1 and self._may_be_in_parts() else 1, self._cut)
         check_contiguous(self._stream, [message.sequence for message in chunk.messages], after, chunk.last)
         return chunk, ends
 
-    def _can_be_asked(self) -> bool:
+    def _may_be_in_parts(self) -> bool:
         """Return True if the table can tell which rows it holds, or need not: only then may several inserts be refused at once."""
         if self.connections.config.sink.delivery == "at_least_once":
             return True

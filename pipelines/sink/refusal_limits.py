@@ -46,9 +46,12 @@ class RefusalLimits:
         self._seen = self._with_chunk(chunk).rest
         self._refused_here = Sample()
 
-    def check(self, plan: SinkPlan, chunk: Chunk, pieces: Pieces, refusal: RefusedError) -> None:
-        """Raise HaltError if the next piece, a refused single row, must not become a dead letter: the next start sends it again."""
-        self._check_refused(plan, chunk, int(pieces.to_send()[0]), refusal)
+    def check(self, plan: SinkPlan, chunk: Chunk, pieces: Pieces, row: int, refusal: RefusedError) -> None:
+        """Raise HaltError if a refused row of the next piece must not become a dead letter: the next start sends it again.
+
+        `row`: its number in the chunk.
+        """
+        self._check_refused(plan, chunk, row, refusal)
         self._check_ambiguous(plan, chunk, pieces, refusal)
 
     def _check_refused(self, plan: SinkPlan, chunk: Chunk, row: int, refusal: RefusedError) -> None:

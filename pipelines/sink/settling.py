@@ -42,6 +42,9 @@ def stored_rows(sink: Sink, sent: Sent, max_insert_time: timedelta, is_certain: 
     `is_certain`: the refusal came before anything was written. Raise RetryableError while an earlier insert may be running, and HaltError
     if the table cannot tell.
     """
+    if sent.age_seconds is None and is_certain:
+        # No insert of the piece may have stored anything.
+        return np.zeros(0, np.int64)
     database, _, name = sent.table.partition(".")
     table = sink.inspect(database, name)
     if table is None:
@@ -50,8 +53,8 @@ def stored_rows(sink: Sink, sent: Sent, max_insert_time: timedelta, is_certain: 
     why = why_unknown(sent.rows.column_names, table)
     if not why:
         return _found(sink, sent, table)
-    if sent.age_seconds is None and (is_certain or not table.is_partitioned):
-        # One block that is one part, or that was refused before any part was written.
+    if sent.age_seconds is None and not table.is_partitioned:
+        # One block that is one part.
         return np.zeros(0, np.int64)
     raise HaltError(
         f"inserting a chunk into {sent.table}: {sent.outcome}. An insert may have stored some of its rows. Which ones is unknown: {why}. "

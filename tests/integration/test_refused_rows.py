@@ -40,6 +40,7 @@ def test_rows_refused_by_a_constraint_are_dead_letters(strict: PipelineCase) -> 
         f"ClickHouse error 469 (VIOLATED_CONSTRAINT): Constraint `seven` for table default.{strict.table} is violated at"
     )
     assert "Column values" not in dead_letter["message"], "the message holds no value of the record"
+    assert len({one["message"] for one in strict.dead_letters()}) == 1, "nor its place among others"
     strict.send_events(5)
     strict.warm_run()
     assert sink_totals(strict) == {"confirmed by ClickHouse": 401, "dead letters": 4}

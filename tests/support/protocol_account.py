@@ -20,8 +20,8 @@ from pipelines.protocol.redrive import DISCARD, rows_of
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import tally
 from pipelines.protocol.topology import chain_of
-from support.protocol_outside import NAMES, ModelLog, Outside
-from support.protocol_stages import BUCKETS, apply, is_then_dropped, kind, produced, stored_rows, time_us
+from support.protocol_outside import FIRST, NAMES, ModelLog, Outside
+from support.protocol_stages import BUCKETS, MORE, apply, is_then_dropped, kind, produced, stored_rows, takes, time_us
 from support.watermark_oracle import marks
 
 if TYPE_CHECKING:
@@ -56,17 +56,21 @@ def check_account(world: "World") -> None:
         anchor = next(entry for entry in entries(log, leg) if entry.kind == "plan")
         begin |= {p: anchor.body.to.get(str(p), 0) for p in world.topics[source].held}
     read, skipped = check_raw(world, begin)
-    accepted, refused, duplicates, then_dropped = expected_outcomes(world)
+    accepted_by, refused, duplicates, then_dropped = expected_outcomes(world)
+    accepted = {at: row for by_leg in reversed(accepted_by.values()) for at, row in by_leg.items()}
     dead_letters = {position_of(row): row for m in log.everything(NAMES.stream("dlq")) for row in stored_rows(m.payload).to_pylist()}
     assert len(dead_letters) == sum(m.rows for m in log.everything(NAMES.stream("dlq"))), "a letter is there twice"
     of_sink = {at for at, row in dead_letters.items() if row["stage"] == "sink"}
     abandoned = {at for at in of_sink if dead_letters[at]["code"] == "abandoned"}
     # A table that was mended has refused some of these rows only.
-    assert all(accepted[at][2].startswith(b"fine") for at in of_sink - abandoned)
-    assert world.table.is_worse or all(at in of_sink for at, row in accepted.items() if world.table.refuses(row[2]))
-    stored = [row for at, row in accepted.items() if at not in of_sink]
+    (refuser,) = [leg for leg, table in world.tables.items() if table is world.refuser]
+    assert {dead_letters[at]["sink"] for at in of_sink} <= {refuser}
+    assert all(accepted_by[refuser][at][2].startswith(b"fine") for at in of_sink - abandoned)
+    assert world.refuser.is_worse or all(at in of_sink for at, row in accepted_by[refuser].items() if world.refuser.refuses(row[2]))
+    stored_by = {leg: [row for at, row in rows.items() if leg != refuser or at not in of_sink] for leg, rows in accepted_by.items()}
     assert_only_listed_runs_are_left(world)
-    assert Counter(world.table.rows) == Counter(stored), "table"
+    for leg, table in world.tables.items():
+        assert Counter(table.rows) == Counter(stored_by[leg]), f"table of {leg}"
     for row in accepted:
         refused |= {row: (*accepted[row][:2], produced(accepted[row][2]))} if row in of_sink else {}
     assert {at: (row["_tf_partition"], row["_tf_offset"], row["value"]) for at, row in dead_letters.items()} == refused, "dead letters"
@@ -77,9 +81,12 @@ def check_account(world: "World") -> None:
         assert row["past_dedup"] == (row["stage"] == "sink" or before["past_dedup"])
     check_then_dropped(log, then_dropped)
     redriven, discarded = check_taken(world, dead_letters)
-    waiting = [row[:2] for at, row in refused.items() if at not in redriven]
-    assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
-    assert len(waiting) + len(stored) + duplicates + len(then_dropped) == read
+    for leg, stored in stored_by.items():
+        # A dead letter of a sink is that sink's alone.
+        waiting = [row[:2] for at, row in refused.items() if at not in redriven and dead_letters[at]["sink"] in (None, leg)]
+        assert max(Counter([*waiting, *(row[:2] for row in stored)]).values(), default=1) == 1, "a record is in two places"
+        if leg == FIRST:
+            assert len(waiting) + len(stored) + duplicates + len(then_dropped) == read
     totals = {leg: [e for e in entries(log, leg) if e.kind == "done"] for leg in (*legs, REDRIVE)}
     counts = {leg: Counter(done[-1].body.totals) if done else Counter() for leg, done in totals.items()}
     for leg in world.topology.ingests[1:]:
@@ -89,9 +96,12 @@ def check_account(world: "World") -> None:
     assert counts["ingest"]["offsets"] == sum(world.of_partitions("end").values()) - sum(begin.values())
     assert counts["ingest"]["offsets_skipped"] == skipped
     assert counts["ingest"]["offsets_without_record"] == counts["ingest"]["offsets"] - read - skipped
-    assert counts["process"]["rows_out"] == counts["sink"]["rows_in"] == len(accepted)
-    assert (counts["sink"]["rows_out"], counts["sink"]["rows_rejected"]) == (len(stored), len(of_sink))
-    assert counts["sink"]["rejected.sink.abandoned"] == len(abandoned)
+    assert counts["process"]["rows_out"] == len(accepted)
+    for leg, stored in stored_by.items():
+        refused_here = len(of_sink) if leg == refuser else 0
+        found = counts[leg]["rows_in"], counts[leg]["rows_out"], counts[leg]["rows_rejected"]
+        assert found == (len(accepted_by[leg]), len(stored), refused_here)
+    assert counts[refuser]["rejected.sink.abandoned"] == len(abandoned)
     assert (counts["process"]["rows_rejected"], counts["process"]["duplicates"]) == (len(refused) - len(of_sink), duplicates)
     assert counts["process"]["dropped.filter"] == counts["process"]["then_dropped"] == len(then_dropped)
     assert (counts[REDRIVE]["redriven"], counts[REDRIVE]["discarded"]) == (len(redriven), len(discarded))
@@ -138,6 +148,7 @@ def check_taken(world: "World", dead_letters: dict[tuple[int, int], dict]) -> tu
                 redriven[origin] = row
                 dead_letter = dead_letters[origin]
                 assert row["value"] in (dead_letter["value"], b"mended")
+                assert row["sink"] == dead_letter["sink"]
                 assert message.headers["Tf-Partition"] == str(dead_letter["_tf_partition"])
                 expected = (
                     dead_letter["_tf_partition"],
@@ -234,13 +245,14 @@ def assert_only_listed_runs_are_left(world: "World") -> None:
     assert listed == {(key, name) for key, storage in world.storages.items() for name in storage.names()}
 
 
-def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, tuple], int, set[tuple[int, int]]]:
-    """(rows by raw position, dead letters by raw position, duplicates, the first of their keys that are dropped then), by the configuration
-    of the plan that covers each raw frame; checks the order of out frames.
+def expected_outcomes(world: "World") -> tuple[dict[str, dict[tuple, tuple]], dict[tuple, tuple], int, set[tuple[int, int]]]:
+    """(rows by raw position for each sink leg, dead letters by raw position, duplicates, the first of their keys that are dropped then).
+
+    By the configuration of the plan that covers each raw frame; checks the order of out frames.
     """
     log = world.log
     plans = [e for e in entries(log, "process") if e.kind == "plan"]
-    accepted, refused, duplicates, then_dropped = {}, {}, 0, set()
+    accepted, refused, duplicates, then_dropped = {leg: {} for leg in world.tables}, {}, 0, set()
     last_of: dict[bytes, int] = {}
     arrivals = arrivals_us(world)
     watermarks = watermarks_us(world)
@@ -268,13 +280,15 @@ def expected_outcomes(world: "World") -> tuple[dict[tuple, tuple], dict[tuple, t
             if is_then_dropped(value, config):
                 then_dropped.add(at)
                 continue
-            accepted[at] = (row["partition"], row["offset"], outcome)
+            for leg, rows in accepted.items():
+                if takes(leg, value, row.get("sink")):
+                    rows[at] = (row["partition"], row["offset"], outcome if leg == FIRST else outcome.removesuffix(MORE))
     raw = {m.sequence: m for m in log.everything(NAMES.stream("raw"))}
     ends: dict[str, object] = {}
-    for message in log.everything(NAMES.stream("out")):
+    for role, message in ((leg.input_role, message) for leg in accepted for message in log.everything(NAMES.stream(leg.input_role))):
         first, last = first_and_last(stored_rows(message.payload))
         assert world.window_us or message.subject == NAMES.out(
-            bucket_of_partition(int(raw[first.sequence].headers[HEADER_PARTITION]), BUCKETS)
+            bucket_of_partition(int(raw[first.sequence].headers[HEADER_PARTITION]), BUCKETS), role
         )
         assert message.subject not in ends or ends[message.subject] < first
         ends[message.subject] = last
@@ -300,7 +314,8 @@ def arrivals_us(world: "World") -> dict[int, int]:
     for entry in done:
         expected = [arrivals[sequence] for sequence in range(entry.body.start + 1, entry.body.to + 1)]
         assert list(accumulate(entry.body.arrivals)) == expected, "arrivals"
-    assert all(arrivals[sequence] == arrival for sequence, _, _, arrival in world.table.positions), "arrivals"
+    positions = [place for table in world.tables.values() for place in table.positions]
+    assert all(arrivals[sequence] == arrival for sequence, _, _, arrival in positions), "arrivals"
     return arrivals
 
 

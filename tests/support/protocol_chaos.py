@@ -17,6 +17,7 @@ def chaos(world: World, steps: int) -> None:
     paused: set[Runner] = set()
     for _ in range(steps):
         world.move_leaders()
+        world.move_tables()
         live = [r for r in world.runners if not r.is_expired]
         event = rng.random()
         if not [r for r in live if r not in paused] or event < 0.02:
@@ -29,11 +30,13 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.12:
             log.fail_publish(rng.choice(list(Fault)), rng.randint(1, 6))
         elif event < 0.14:
-            world.table.fault = rng.choice(list(Fault))
+            fault = rng.choice(list(Fault))
+            world.sinks.choice([*world.tables.values()]).fault = fault
         elif event < 0.16:
             world.current = None
             log.deliver()
-            world.table.deliver()
+            for table in world.tables.values():
+                table.deliver()
         elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
             world.produce(rng.randint(1, 8))
         elif event < 0.23:
@@ -44,10 +47,10 @@ def chaos(world: World, steps: int) -> None:
             world.topic.add_partition()
         elif event < 0.28 and world.expires:
             world.topic.expire()
-        elif event < 0.3 and len(live) == 1 and not world.table.is_awaited:
-            world.table.mend()
+        elif event < 0.3 and len(live) == 1 and not world.refuser.is_awaited:
+            world.refuser.mend()
         elif event < 0.32:
-            world.table.worsen()
+            world.refuser.worsen()
         elif event < 0.4 and log.messages(NAMES.stream("dlq")):
             world.command(rng.choice([ENTER, ENTER, DISCARD, "import", EXPIRE, EXPIRE]), rng.choice([0.3, 1]))
         elif event < 0.43 and world.commands:
@@ -61,6 +64,7 @@ def chaos(world: World, steps: int) -> None:
 def play(seed: int, max_calls: int = MAX_CALLS) -> World:
     world = World(seed)
     world.max_calls = max_calls
+    world.meet_second_sink()
     try:
         chaos(world, world.rng.choice([10, 30, 100]))
         world.settle()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NAMES = Names("model")
 TOKEN_WINDOW = 200
 LANE = "lane"
+FIRST = LegId("sink")
 
 
 class Killed(BaseException):
@@ -169,38 +170,44 @@ class Table:
         self.refused: bytes | None = None
         self.is_worse = False
         """It refuses what it has taken."""
+        self.is_away = False
         self.partitions = 1
         self._in_flight: list[tuple[str, bytes]] = []
 
     def refuses(self, value: bytes) -> bool:
         return self.refused is not None and value.startswith(self.refused)
 
+    def _call(self) -> None:
+        self.world.call()
+        if self.is_away:
+            raise RetryableError("ClickHouse does not answer")
+
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         """None that the sink could compare: nobody alters this table."""
-        self.world.call()
+        self._call()
         return ()
 
     def inspect(self, database: str, name: str) -> TableFacts:
-        self.world.call()
+        self._call()
         return TableFacts(database, name, "MergeTree", "", (), self.window, is_partitioned=self.partitions > 1)
 
     def views_on(self, database: str, name: str) -> list[object]:
-        self.world.call()
+        self._call()
         return []
 
     def inserts_at_work(self, work: str) -> int:
         """Whoever looks waits so long that they have arrived when it looks again."""
-        self.world.call()
+        self._call()
         found = len(self._in_flight)
         self.deliver()
         return found
 
     def count_rows(self, database: str, name: str, with_positions: bool) -> int:
-        self.world.call()
+        self._call()
         return len(self.positions)
 
     def stored_positions(self, table: TableFacts, sequences: tuple[int, int], arrivals_us: tuple[int, int]) -> pa.Table:
-        self.world.call()
+        self._call()
         found = [p for p in self.positions if sequences[0] <= p[0] <= sequences[1] and arrivals_us[0] <= p[3] <= arrivals_us[1]]
         columns = list(zip(*found, strict=True)) or [()] * 4
         return pa.table({n: pa.array(c, pa.int64()) for n, c in zip(("sequence", "ordinal", "emit", "arrival_us"), columns, strict=True)})
@@ -209,6 +216,8 @@ class Table:
         if self.world.current is None or self.world.current.name != LANE:
             # A lane's has arrived before a leg that waits for it asks: between its look at the chain and its insert are no six seconds.
             self.world.call()
+        if self.is_away:
+            raise RetryableError("inserting: ClickHouse does not answer")
         if (self.partitions > 1 or self.world.gives_up) and self.world.current is not None and self.world.current.runner.is_overtaken:
             # What a runner sends whose lease was over long ago: nothing fences it, and docs/protocol-sink.md says so.
             raise RetryableError("inserting: the lease is over")
@@ -223,7 +232,8 @@ class Table:
         if fault is not None:
             raise RetryableError("inserting: no answer")
         if refused is not None:
-            raise RefusedError("violates a constraint", self.world.rng.choice([refused, None]))
+            # In one partition nothing is written before a row is refused.
+            raise RefusedError("violates a constraint", self.world.rng.choice([refused, None]), is_whole=self.partitions == 1)
 
     @property
     def is_awaited(self) -> bool:
@@ -362,31 +372,39 @@ class Topic:
 class Outside(Kept):
     """What a leg's work sees as `legs.connections.Connections`."""
 
-    out = "out"
-
-    def __init__(self, world: "World", epoch: int, version: str, lanes: "ModelLanes | None" = None) -> None:
+    def __init__(self, world: "World", epoch: int, version: str, lanes: "ModelLanes | None" = None, leg: LegId = FIRST) -> None:
         super().__init__()
         self.names, self.log, self.engine = NAMES, world.log, None
+        self._of = partial(Outside, world, epoch, version)
         sources = [SimpleNamespace(source_id=source) for source in world.topics]
         stages = world.config
-        world.table.target = stages.full_table
+        world.tables[leg].target = stages.seen_from(leg).full_table
+        self.out = leg.input_role
         sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
-        config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": LegId("sink")}
+        config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": leg}
         self.config = SimpleNamespace(**config, on_error=OnError(), resources=resources)
         self._world, self._stores, self.means = world, {}, world.means
         self.lanes = lanes or ModelLanes(world, epoch, version)
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities=dict.fromkeys(world.topics, "T"), stream_ids={self.out: "S"}, targets=None, **versions)
+        self.run = SimpleNamespace(
+            identities=dict.fromkeys(world.topics, "T"),
+            stream_ids={role: f"S of {role}" for role in world.topology.outs},
+            targets=None,
+            **versions,
+        )
 
     def keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Programs have the model's steps in place of the real ones."""
         is_program = isinstance(name, tuple) and name[0] == "stage config"
         return super().keep(name, (lambda: modelled(make())) if is_program else make)
 
-    def of_leg(self, leg: LegId) -> Any:
-        return self
+    def of_leg(self, leg: LegId) -> "Outside":
+        """What a sink leg sees; the others see what the first one does."""
+        if leg.kind != "sink" or leg == self.config.sink_leg:
+            return self
+        return self.keep(("of", leg), lambda: self._of(self.lanes, leg))
 
     def segments(self, key: str) -> "MemoryStorage":
         return self._world.storages.setdefault(key, MemoryStorage(self._world))
@@ -401,7 +419,7 @@ class Outside(Kept):
 
     @property
     def sink(self) -> Table:
-        return self._world.table
+        return self._world.tables[self.config.sink_leg]
 
     def discard_engine(self) -> None:
         """There is none."""

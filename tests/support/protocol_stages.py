@@ -18,6 +18,7 @@ from pipelines.process.steps.mapping import MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, decode_frame
+from pipelines.protocol.topology import LegId
 from support.programs import first_of, program
 
 BUCKETS = 3
@@ -25,6 +26,9 @@ MORE = b" and more"
 """What a column holds that only some configurations map."""
 UNWANTED = b"odd"
 """The value that a step behind dedup drops."""
+LEFT_OUT = b"good"
+"""The value that the second sink does not take."""
+SECOND = LegId("sink", "second")
 POISON, VENOM = b"poison", b"venom"
 """Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
@@ -46,6 +50,21 @@ def configuration(refused: str, window_us: int, has_more: bool = False, lateness
 def of_sources(config: Program, sources: Sequence[str]) -> Program:
     """`config`, whose records come from these sources; each has the same steps."""
     return replace(config, lanes=tuple(replace(config.lanes[0], source=source) for source in sources))
+
+
+def of_sinks(config: Program, has_two: bool) -> Program:
+    """`config`, with a second table that takes all records but LEFT_OUT."""
+    if not has_two:
+        return config
+    first = config.tables.tables[0]
+    when = stored(f"v <> '{LEFT_OUT.decode()}'", {"v": "string"}, "sql", "bool")
+    second = replace(first, columns=first.columns[:1], table="second", leg=SECOND, when=when)
+    return replace(config, shared=(*config.shared[:-1], MapToTables((first, second))))
+
+
+def takes(leg: str, value: bytes, sink: str | None) -> bool:
+    """Whether a sink takes a record of this value; `sink`: the one that has refused it before."""
+    return sink in (None, leg) and (leg != SECOND or kind(value) != LEFT_OUT)
 
 
 def modelled(config: Program) -> Program:
@@ -133,8 +152,15 @@ class ModelMap(MapToTables):
         columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
         columns += [table[name] for name in keep]
         more = {column.name: pa.array([MORE] * table.num_rows, pa.binary()) for column in self.tables[0].columns if column.name == "more"}
-        names = ["value", *more, *POSITION_COLUMNS, *keep]
-        return StageOutput(pa.table([table["value"], *more.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
+        mapped = {"value": table["value"], **more}
+        if self.routes:
+            mapped = {self._label(0, name): column for name, column in mapped.items()} | {self._label(1, "value"): table["value"]}
+            sinks = table["_tf_sink"].to_pylist() if "_tf_sink" in table.column_names else [None] * table.num_rows
+            routed = [*zip(table["value"].to_pylist(), sinks, strict=True)]
+            for number, one in enumerate(self.routed):
+                mapped[self._label(number)] = pa.array([takes(one.leg, value, sink) for value, sink in routed], pa.bool_())
+        names = [*mapped, *POSITION_COLUMNS, *keep]
+        return StageOutput(pa.table([*mapped.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
 
 
 def uncompressed(table: pa.Table) -> bytes:

@@ -4,6 +4,7 @@ A seed decides, call by call, who goes on; tests/unit/protocol/test_protocol_mod
 """
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -39,8 +40,8 @@ from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock
 from support.protocol_account import check_account
-from support.protocol_outside import LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
-from support.protocol_stages import POISON, VENOM, configuration, of_sources, uncompressed
+from support.protocol_outside import FIRST, LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
+from support.protocol_stages import POISON, SECOND, VENOM, configuration, of_sinks, of_sources, uncompressed
 
 MAX_ATTEMPTS = 4
 EXPIRE = "expire"
@@ -70,7 +71,7 @@ class Runner:
             kind, of_its_own = self._kinds()[name.kind]
             chain = Chain(log, NAMES, name.chain, self.epoch)
             chain.open()
-            legs[name] = kind(outside, chain, self.lease, self.stop, self.world.leg_means, **of_its_own)
+            legs[name] = kind(outside.of_leg(name), chain, self.lease, self.stop, self.world.leg_means, **of_its_own)
         for name, source in self.world.topology.sources.items():
             topic = self.world.topics[source]
             legs[name].anchor(topic.ends if self.world.begins_at_latest else topic.starts)
@@ -166,7 +167,7 @@ class Command:
         wanted = ((sequence, dead_letters["row"].to_numpy()) for sequence, dead_letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
         if self._action == EXPIRE:
-            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER))
+            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER, sys.maxsize))
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng
@@ -235,6 +236,12 @@ class World:
         self.has_two_sources = random.Random(f"the sources of {seed}").random() < 0.3
         self.others = Topic(self, {OTHERS: 3})
         """The topic of the second source; its partitions have numbers of their own, so that a record is known by partition and offset."""
+        self.has_two_sinks = False
+        self.second = Table(self)
+        """The table of the second sink, if there is one."""
+        self.refuser = self.table
+        """The table that may refuse rows: one of them, so that a record has one dead letter at a time."""
+        self.sinks = random.Random(f"the sinks of {seed}")
         self.max_age = self.rng.choice([None, timedelta(0), timedelta(0), timedelta(seconds=2), timedelta(seconds=20)])
         if self.max_age is not None and self.rng.random() < 0.3:
             limits = {role: self.rng.choice([30_000, 60_000, 200_000]) for role in ("raw", "out")}
@@ -270,11 +277,16 @@ class World:
 
     @property
     def topology(self) -> Topology:
-        return Topology.of([*self.topics], [""])
+        return Topology.of([*self.topics], ["", SECOND.name] if self.has_two_sinks else [""])
+
+    @property
+    def tables(self) -> dict[LegId, Table]:
+        """The table of each sink leg."""
+        return {FIRST: self.table, **({SECOND: self.second} if self.has_two_sinks else {})}
 
     @property
     def config(self) -> Program:
-        return of_sources(self.plain_config, [*self.topics])
+        return of_sinks(of_sources(self.plain_config, [*self.topics]), self.has_two_sinks)
 
     @config.setter
     def config(self, config: Program) -> None:
@@ -323,6 +335,19 @@ class World:
         if self.loses_leaders and self.leaders.random() < 0.1:
             self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
 
+    def meet_second_sink(self) -> None:
+        """Three histories of ten have two sinks, of which either may refuse rows."""
+        self.has_two_sinks = self.sinks.random() < 0.3
+        if self.has_two_sinks and self.sinks.random() < 0.5:
+            self.refuser, self.second.refused, self.table.refused = self.second, self.table.refused, None
+        self.second.partitions = self.sinks.choice([1, 3])
+
+    def move_tables(self) -> None:
+        """Now and then one of two tables is away, or is there again."""
+        if self.has_two_sinks and self.sinks.random() < 0.1:
+            table = self.sinks.choice([self.table, self.second])
+            table.is_away = not table.is_away
+
     def start(self) -> Runner:
         self.runners.append(Runner(self))
         return self.runners[-1]
@@ -368,7 +393,9 @@ class World:
     def settle(self) -> None:
         """The end of every history: a clean runner drains; whatever was paused or in flight comes to life; the account is checked twice."""
         self.log.come_back()
-        self.table.fault, self.is_frozen, self.leader_goes_at = None, False, 0
+        for table in self.tables.values():
+            table.fault, table.is_away = None, False
+        self.is_frozen, self.leader_goes_at = False, 0
         self.topic.silent.clear()
         clean = self.start()
         self.drain(clean)
@@ -378,7 +405,8 @@ class World:
         self.check(clean)
         self.current = None
         self.log.deliver()
-        self.table.deliver()
+        for table in self.tables.values():
+            table.deliver()
         for runner in self.runners:
             if runner is not clean:
                 runner.stop.set()

@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from pipelines.config.base import (
     UNSET_HOST,
@@ -87,9 +87,27 @@ class ColumnMapping(Model):
     column_type: Annotated[str, AfterValidator(_column_type)] = theirs(..., "ClickHouse type of the column, such as `Nullable(String)`.")
 
 
+DEAD_LETTERS = "dead_letters"
+_NOT_OF_DEAD_LETTERS = {
+    "when": "is for records, and this sink takes every dead letter: filter where the table is read, or in a view",
+    "default": "is for records, and this sink takes dead letters",
+    "on_refused": "is for records: a dead letter that its table refuses stays in the dead-letter stream, and halts this sink",
+}
 ERROR_FIELD, REFUSING_SINK_FIELD = "_tf_error", "_tf_sink"
 FALLBACK_FIELDS = {ERROR_FIELD: "string", REFUSING_SINK_FIELD: "string"}
 """The fields that a fallback may map besides those of the record, and their types: why the row was refused, and by which sink leg."""
+
+
+def _default_mapping(sound: Mapping[str, Any]) -> "tuple[ColumnMapping, ...]":
+    """Return the mapping of a sink that names none: every field of a dead letter in a column of its name; none for a sink of rows."""
+    if sound["takes"] != DEAD_LETTERS:
+        return ()
+    # Inside of the function, as in `_column_type`.
+    from pipelines.types.dead_letter_fields import DEAD_LETTER_FIELDS
+
+    return tuple(
+        ColumnMapping(name=field.name, column_name=field.name, column_type=field.column_type) for field in DEAD_LETTER_FIELDS.values()
+    )
 
 
 class OnRefused(Model):
@@ -101,6 +119,12 @@ class OnRefused(Model):
 class SinkModel(Model):
     """What the models of all sinks have: a name, and the records that they take."""
 
+    takes: Literal["records", "dead_letters"] = ours(
+        "records",
+        "What the sink takes: the `records` that pass the transforms, or the pipeline's `dead_letters`, all of them. Only in `sinks`, and "
+        "fixed as the ids are.",
+        alias="from",
+    )
     id: SinkId | None = ours(None, "Name of the sink in streams, legs and reports; required in `sinks`, and never changes.")
     when: Expression | None = ours(
         None, "Condition over the fields that reach the sink; it takes the records for which it is true. Default: all. Only in `sinks`."
@@ -125,10 +149,18 @@ class SinkModel(Model):
             yield ("language",), "is the language of `when`, which is not given"
         if self.default and self.when is not None:
             yield ("default",), "takes what no `when` takes, and this sink has a `when`: remove one of them"
+        if self.takes == DEAD_LETTERS:
+            for name in ("when", "default", "on_refused"):
+                if getattr(self, name) not in (None, False):
+                    yield (name,), _NOT_OF_DEAD_LETTERS[name]
 
 
 class ClickHouseSink(SinkModel):
     """The ClickHouse table that the pipeline writes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["mapping"]}, {"required": ["from"], "properties": {"from": {"const": DEAD_LETTERS}}}]}
+    )
 
     type: Literal["clickhouse"] = theirs(..., "Kind of sink.")
     connection_params: ClickHouseConnection = theirs(..., "Connection to ClickHouse.")
@@ -138,7 +170,10 @@ class ClickHouseSink(SinkModel):
         timedelta(seconds=60),
         "Longest time a row waits for its batch to fill, and least interval between two batches that are not full.",
     )
-    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = theirs(..., "The fields and their columns.")
+    mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(
+        default_factory=_default_mapping,
+        description="The fields and their columns. Required for records; for dead letters the default is each field in a column so named.",
+    )
     create_table: bool = ours(
         False, "Create the table from the mapping if it does not exist, with the deduplication window that exactly-once needs."
     )
@@ -176,6 +211,8 @@ class ClickHouseSink(SinkModel):
             yield ("ledger_table",), "is the table that the pipeline writes; name another table for the ledger"
         if not _SHORTEST_INSERT <= self.max_insert_time <= _LONGEST_INSERT:
             yield ("max_insert_time",), "must be between 1s and 10m"
+        if not self.mapping:
+            yield ("mapping",), "is required"
         for index, name in repeated(column.column_name for column in self.mapping):
             yield ("mapping", index, "column_name"), f"the column {name!r} is mapped twice"
         types = {column.column_name: column.column_type for column in self.mapping}

@@ -86,7 +86,10 @@ def refusal(error: Exception, classes: ErrorClasses = TABLE_CLASSES) -> RefusedE
     at = _AT_ROW.search(own_text)
     name = f" ({row.name})" if row else ""
     is_whole = error.code in _CHECKED_FIRST
-    return RefusedError(f"ClickHouse error {error.code}{name}: {own_text}", int(at[1]) - 1 if at else None, is_whole, is_known)
+    message, alone = (
+        f"ClickHouse error {error.code}{name}: {words}" for words in (own_text, _AT_ROW.sub("is violated at row 1", own_text))
+    )
+    return RefusedError(message, int(at[1]) - 1 if at else None, is_whole, is_known, alone)
 
 
 def _own_text(full_text: str, code: int, row: ErrorRow | None) -> str:

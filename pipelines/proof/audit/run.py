@@ -32,6 +32,7 @@ from pipelines.proof.audit.account import (
     compare,
     dead_letter_faults,
 )
+from pipelines.proof.audit.dead_letter_table import compare_dead_letter_table
 from pipelines.proof.audit.kafka import KafkaSide
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.audit.report import AuditReport
@@ -96,6 +97,9 @@ class Audit:
                 self._compare(seen, accounts, limits, Path(directory))
                 if self._stage_config is not None and not self._has_positions(seen.sink_leg):
                     self._verify_rows(seen, Path(directory))
+        for seen in self._config.by_table[len(self._config.by_sink) :]:
+            self._progress("reading the table of dead letters")
+            compare_dead_letter_table(seen, self._log, self._chains[seen.sink_leg].to or 0, self._report, self._examples)
         self._note_ranges(raw, limits)
         self._progress("reading Kafka")
         kafka.compare(raw, self._report)

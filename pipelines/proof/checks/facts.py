@@ -27,7 +27,7 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, sequences_of
-from pipelines.protocol.topology import LegId, Topology
+from pipelines.protocol.topology import DEAD_LETTERS, LegId, Topology
 from pipelines.types.columns import parse_type, quote_identifier
 
 EXAMPLES = 20
@@ -67,6 +67,8 @@ class TableFacts:
 
         `settled_to`: rows of raw frames up to there are confirmed.
         """
+        if self._config.sink_leg.kind == DEAD_LETTERS:
+            return self._positions_of_dead_letters()
         counts = np.zeros(4, dtype=np.int64)
         examples: list[dict[str, Any]] = []
         for parameters in self._of_topics():
@@ -79,6 +81,18 @@ class TableFacts:
                 examples += [{"topic": parameters["topic"], "partition": p, "offset": o, "rows": n} for p, o, n in named]
         rows, positions, doubled, settled = counts.tolist()
         return PositionCounts(rows, positions, doubled, tuple(examples), self._foreign(), settled)
+
+    def _positions_of_dead_letters(self) -> PositionCounts:
+        """Count the places of the dead-letter stream that the table has: one record may have several dead letters."""
+        parameters: dict[str, Any] = {**self._names, "spill_bytes": _SPILL_BYTES}
+        doing = self._doing("counting the positions of")
+        rows, positions, doubled = map(int, self._clickhouse.rows(doing, statement("checks/dead_letter_positions"), parameters)[0])
+        named = []
+        if doubled:
+            parameters["examples"] = EXAMPLES
+            named = self._clickhouse.rows(doing, statement("checks/doubled_dead_letters"), parameters)
+        examples = tuple({"position": f"{sequence}.{ordinal} of the dead-letter stream", "rows": n} for sequence, ordinal, n in named)
+        return PositionCounts(rows, positions, doubled, examples)
 
     def _foreign(self) -> int:
         """Count the rows of other topics than the sources'."""

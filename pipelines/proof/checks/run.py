@@ -20,6 +20,7 @@ from pipelines.proof.checks.facts import TableFacts, behind, confirmed_rows, set
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.tally import tally
+from pipelines.protocol.topology import DEAD_LETTERS
 
 AUDITED_ROWS = 20_000_000
 """Limit of the rows for which an audit names missing confirmed rows: it reads everything, at 6 bytes a record."""
@@ -38,7 +39,7 @@ class Look:
     def __init__(self, config: PipelineConfig) -> None:
         self._config, self._names = config, Names(config.pipeline_id)
         self._log = JetStream(config.nats)
-        self._tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock) for seen in config.by_sink}
+        self._tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock) for seen in config.by_table}
 
     def __enter__(self) -> "Look":
         return self
@@ -134,8 +135,10 @@ class _TableLook:
             return None
         for _ in range(_LOOKS):
             before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
-            # Which raw frames a fallback has settled, only the other sink's chain would say; one of a join may get further rows later.
-            is_open = self._config.topology.refuser_of(self._config.sink_leg) is not None or joins(self._config)
+            # Which raw frames a fallback has settled, only the other sink's chain would say; dead letters are of any, and one of a join may get
+            # further rows later.
+            is_fallback = self._config.topology.refuser_of(self._config.sink_leg) is not None
+            is_open = is_fallback or self._is_of_dead_letters or joins(self._config)
             reached = None if is_open else settled(self._log, self._names, self._config.sink_leg)
             if confirmed_rows(self._log, self._names, self._config.sink_leg)[0] == before:
                 break
@@ -149,13 +152,17 @@ class _TableLook:
         if self._positions is None:
             return evaluate.duplicates(None, None, "the table has no position columns, so its rows cannot be distinguished")
         dedup = self._dedup
-        if dedup is None:
+        if dedup is None or self._is_of_dead_letters:
             return evaluate.duplicates(self._positions[1], None)
         columns = self._table.key_columns(dedup)
         if isinstance(columns, str):
             return evaluate.duplicates(self._positions[1], None, columns)
         since = self._now() - self._config.checks.duplicates.over
         return evaluate.duplicates(self._positions[1], self._table.repeated_keys(columns, dedup.time_window, since, self._log))
+
+    @property
+    def _is_of_dead_letters(self) -> bool:
+        return self._config.sink_leg.kind == DEAD_LETTERS
 
     @property
     def _dedup(self) -> DedupConfig | None:

@@ -42,7 +42,8 @@ def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterat
 
     Strings are bytes unless `as_text`.
     """
-    settings = {"output_format_arrow_low_cardinality_as_dictionary": 0}
+    # A column of the table may be called as an expression of ours is.
+    settings = {"output_format_arrow_low_cardinality_as_dictionary": 0, "prefer_column_name_to_alias": 1}
     with _client(sink) as client, client.query_arrow_stream(sql, settings=settings, use_strings=as_text) as batches:
         for batch in batches:
             yield pa.Table.from_batches([batch])

@@ -13,7 +13,8 @@ WAITING_ROWS = "rows on out that the sink has not confirmed, by the ledger: veri
 UNCONFIRMED_LEFTS = "rows of left records that something later has made appear, and that the sink has not confirmed: verify again"
 WAITING_LEFTS = "left records of the range that wait in the join, and may still get a row: verify again once their windows have ended"
 EARLY_LEFTS = "left records that waited when the ledger was read, and have a row or a dead letter by now: verify again"
-WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, UNCONFIRMED_LEFTS, WAITING_LEFTS, EARLY_LEFTS)
+WAITING_DEAD_LETTERS = "dead letters that their table has not confirmed yet: verify again"
+WAITING = (UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, UNCONFIRMED_LEFTS, WAITING_LEFTS, EARLY_LEFTS, WAITING_DEAD_LETTERS)
 OPEN = "records that may still arrive in the range, because the clock of NATS is behind the clock of this host: verify again"
 
 

@@ -22,6 +22,7 @@ from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import last_sequence, read_then_dropped
 from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
+from pipelines.proof.verification.dead_letter_table import DeadLetterVerifier
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
 from pipelines.proof.verification.open_lefts import find_early_ends, note_open_lefts, rows_among, waiting_lefts
@@ -45,7 +46,7 @@ from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_positi
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 from pipelines.protocol.tally import tally
-from pipelines.protocol.topology import PROCESS
+from pipelines.protocol.topology import DEAD_LETTERS, PROCESS
 
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
 _UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
@@ -68,17 +69,19 @@ class Request:
 
 
 def verify(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
-    """Compare the tables of all sinks with the records of a range; raise as `verify_sink`."""
+    """Compare the tables of all sinks with the records, and the dead letters, of a range; raise as `verify_sink`."""
     ids = config.topology.file_id
-    return Verification.together({ids(seen.sink_leg): verify_sink(seen, log, request, progress) for seen in config.by_sink})
+    return Verification.together({ids(seen.sink_leg): verify_sink(seen, log, request, progress) for seen in config.by_table})
 
 
 def verify_sink(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
-    """Compare the table of the config's sink with the records of a range.
+    """Compare the table of the config's sink with the records, or with the dead letters, of a range.
 
     Raise HaltError for a pipeline that was never started and for a table that cannot be compared, RetryableError while a system is away;
     then nothing was changed, and the same call may be repeated.
     """
+    if config.sink_leg.kind == DEAD_LETTERS:
+        return DeadLetterVerifier(config, log, request.directory, request.examples, progress).run(request.since, request.until)
     verifier = Verifier(config, log, request, progress)
     verifier.compare(verifier.subject())
     return verifier.report

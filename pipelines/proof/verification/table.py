@@ -33,13 +33,19 @@ _MOST_RANGES = 500
 class TableSide:
     """The rows of the table whose raw sequence is in `sequences` (inclusive). Positions must be columns of it.
 
-    `mapped`: the columns that the reference has computed. Raise RetryableError or HaltError as ClickHouse answers.
+    `mapped`: the columns that the reference has computed. `extra`: the statement that finds rows that must not be there.
+    Raise RetryableError or HaltError as ClickHouse answers.
     """
 
     def __init__(
-        self, engine: duckdb.DuckDBPyConnection, sink: ClickHouseSink, mapped: Sequence[Column], position_columns: Sequence[str]
+        self,
+        engine: duckdb.DuckDBPyConnection,
+        sink: ClickHouseSink,
+        mapped: Sequence[Column],
+        position_columns: Sequence[str],
+        extra: str = "reference/extra",
     ) -> None:
-        self._engine, self._sink = engine, sink
+        self._engine, self._sink, self._extra = engine, sink, extra
         types = dict(POSITION_COLUMN_TYPES)
         coordinates = [
             Column(label, name, parse_type(types[name]), False) for name, label in _COORDINATES.items() if name in position_columns
@@ -99,7 +105,7 @@ class TableSide:
         self._engine.execute("DELETE FROM found WHERE bucket NOT IN (SELECT bucket FROM mismatching)")
         kinds: tuple[Kind, ...] = ("missing", "extra", "doubled")
         for kind in kinds:
-            yield from self._finding(kind, statement(f"reference/{kind}"), examples)
+            yield from self._finding(kind, statement(self._extra if kind == "extra" else f"reference/{kind}"), examples)
         for column in self.columns:
             sides = {side: text_sql(column.type, f'{side}."{column.label}"') for side in ("wanted", "found")}
             different = filled("reference/different", column=f'"{column.label}"', **sides)

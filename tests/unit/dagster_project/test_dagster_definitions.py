@@ -199,7 +199,7 @@ def test_the_launchpad_knows_the_default_of_every_optional_field(tmp_path: Path)
     fields = start.config_schema.config_type.fields
     assert {name: field.default_value for name, field in fields.items() if not field.is_required} == {
         "accept": False,
-        "legs": ["ingest", "process", "sink"],
+        "legs": ["ingest", "process", "sink", "dead_letters"],
     }
 
 

@@ -142,6 +142,7 @@ def test_a_refused_insert_is_reported_without_values(text: str, code: int, row: 
     assert found is not None
     assert (found.row, str(found).startswith(f"ClickHouse error {code}"), words in str(found)) == (row, True, True)
     assert "Column values" not in str(found)
+    assert "at row 101" not in found.of_one_row, "a place in a block says nothing about the row"
 
 
 VALUE = "iban DE00 4711 VALUE"

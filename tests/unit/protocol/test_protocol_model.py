@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from support.protocol_chaos import play
-from support.protocol_outside import NAMES, ModelLog, Topic
-from support.protocol_stages import POISON, VENOM, configuration
+from support.protocol_outside import FIRST, NAMES, ModelLog, Topic
+from support.protocol_stages import POISON, SECOND, VENOM, configuration
 from support.protocol_strikes import at_every_publish, before_every_call, reported
 from support.protocol_world import EXPIRE, MAX_CALLS, World
 
@@ -30,17 +30,20 @@ from pipelines.process.arrivals import SOURCE_COLUMN, records_of
 from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
+from pipelines.process.steps.mapping import MapToTables
 from pipelines.protocol.bodies import REDRIVE_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.purge import Purge
+from pipelines.protocol.purge import Purge, Purged, read_purged
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARD, ENTER
+from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import MAX_CHUNK_ROWS
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import Fault
 
-PURGE_LIMITS = Purge._limits
+PURGE_LIMITS, FIRST_UNCONFIRMED = Purge._limits, Purge._first_unconfirmed
+ROWS_FOR = MapToTables.rows_for
 HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "100"))
 """Each mistake below is found by one of the first hundred."""
 
@@ -272,6 +275,71 @@ def takes_all_records_for_those_of_the_first_source(message: Message, arrival_us
 
 def test_a_record_that_is_given_to_another_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.process.program.sourced_records_of", takes_all_records_for_those_of_the_first_source)
+    with pytest.raises(AssertionError):
+        play_all(range(100))
+
+
+def second_sink_behind(max_calls: int = MAX_CALLS) -> None:
+    """The first of two sinks has confirmed all, and everything was purged that may be; the second, which refuses rows, comes behind."""
+    world = World(4)
+    world.max_calls, world.max_age, world.log.max_bytes = max_calls, timedelta(0), {}
+    world.config, world.topic, world.begins_at_latest, world.expires = configuration("bad", 0), Topic(world, {0: 0, 1: 7}), False, False
+    world.has_two_sinks, world.refuser, world.table.refused = True, world.second, None
+    world.second.refused = b"fine"
+    try:
+        runner = world.start()
+        for number in range(24):
+            world.topic.produce(number % 2, [b"good", b"fine", b"odd"][number % 3], 0)
+            if number == 5:
+                world.drain(runner)
+            elif number > 5:
+                world.clock.advance(timedelta(seconds=1))
+                for actor in (others := [actor for actor in runner.actors if actor.name != SECOND]):
+                    actor.is_idle = False
+                for actor in others:
+                    world.finish([actor])
+        written = world.log.state(NAMES.stream(SECOND.input_role))
+        assert written is not None and (read_chain(world.log, NAMES, SECOND.chain).to or 0) < written.last_sequence - 5
+        world.settle()
+    finally:
+        for actor in world.actors():
+            actor.kill()
+
+
+def test_a_sink_that_is_behind_finds_its_rows_and_their_records() -> None:
+    second_sink_behind()
+
+
+def keeps_raw_for_the_first_sink_only(self: Purge, sink: LegId) -> int | None:
+    return FIRST_UNCONFIRMED(self, sink) if sink == FIRST else None
+
+
+def is_told_how_far_the_first_stream_is_purged(log: ModelLog, names: Names, role: str) -> Purged:
+    return read_purged(log, names, "out" if role.startswith("out") else role)
+
+
+@pytest.mark.parametrize(
+    ("place", "mistake"),
+    [
+        ("pipelines.protocol.purge.Purge._first_unconfirmed", keeps_raw_for_the_first_sink_only),
+        ("pipelines.protocol.purge.read_purged", is_told_how_far_the_first_stream_is_purged),
+    ],
+    ids=["raw", "the stream of the second"],
+)
+def test_purge_floors_of_two_sinks_that_are_mixed_up_are_found(
+    place: str, mistake: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, mistake)
+    with pytest.raises((AssertionError, DataLossError)):
+        second_sink_behind(max_calls=6000)
+
+
+def writes_for_each_sink_what_the_first_takes(self: MapToTables, rows: pa.Table, leg: str) -> pa.Table:
+    return ROWS_FOR(self, rows, FIRST)
+
+
+def test_rows_that_are_written_for_another_sink_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MapToTables, "rows_for", writes_for_each_sink_what_the_first_takes)
     with pytest.raises(AssertionError):
         play_all(range(100))
 

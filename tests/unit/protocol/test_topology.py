@@ -18,7 +18,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import PUT_BACK, REDRIVE, Names, leg_token
 from pipelines.protocol.purge import Purge
 from pipelines.protocol.tally import tally
-from pipelines.protocol.topology import KINDS, LegId, Topology, for_every_kind, in_data_order, is_token
+from pipelines.protocol.topology import DEAD_LETTERS, KINDS, LegId, Topology, for_every_kind, in_data_order, is_token
 from pipelines.testing import LEGS, ManualClock, MemoryLog
 
 NAMES = Names("orders")
@@ -84,7 +84,7 @@ def load_again(module: object) -> None:
 
 def test_one_source_and_one_sink_are_the_bare_kinds() -> None:
     assert LEGS == ("ingest", "process", "sink")
-    assert [NAMES.chain(leg) for leg in LEGS] == [f"tf.orders.ledger.{kind}" for kind in KINDS]
+    assert [NAMES.chain(leg) for leg in LEGS] == [f"tf.orders.ledger.{kind}" for kind in ("ingest", "process", "sink")]
     assert [leg.chain for leg in LEGS] == [bodies.INGEST_CHAIN, bodies.PROCESS_CHAIN, bodies.SINK_CHAIN]
     assert [leg.reads for leg in LEGS] == [None, "raw", "out"]
 
@@ -315,19 +315,19 @@ def test_frames_of_a_source_with_an_open_plan_are_kept() -> None:
 
 def test_a_table_by_kind_must_be_complete() -> None:
     assert for_every_kind(dict.fromkeys(KINDS, 1)) == dict.fromkeys(KINDS, 1)
-    with pytest.raises(TypeError, match="the entries ingest, process; the kinds are ingest, process, sink"):
+    with pytest.raises(TypeError, match="the entries ingest, process; the kinds are ingest, process, sink, dead_letters"):
         for_every_kind({"ingest": 1, "process": 1})
 
 
 def test_a_kind_without_a_chain_fails_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(bodies.CHAINS, "sink")
-    with pytest.raises(TypeError, match="a table by kind of leg has the entries ingest, process;"):
+    with pytest.raises(TypeError, match="a table by kind of leg has the entries ingest, process, dead_letters;"):
         load_again(topology)
 
 
 def test_a_kind_without_outcomes_fails_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(outcomes.BY_KIND, "process")
-    with pytest.raises(TypeError, match="a table by kind of leg has the entries ingest, sink;"):
+    with pytest.raises(TypeError, match="a table by kind of leg has the entries ingest, sink, dead_letters;"):
         load_again(topology)
 
 
@@ -335,9 +335,57 @@ def test_a_kind_without_outcomes_fails_at_import(monkeypatch: pytest.MonkeyPatch
 def test_a_kind_that_a_module_does_not_know_fails_at_import(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     __import__(name)
     monkeypatch.setattr(topology, "KINDS", (*KINDS, "join"))
-    with pytest.raises(TypeError, match="the kinds are ingest, process, sink, join"):
+    with pytest.raises(TypeError, match="the kinds are ingest, process, sink, dead_letters, join"):
         load_again(sys.modules[name])
 
 
 def test_a_token_leaves_other_names_as_they_are() -> None:
     assert [leg_token(name) for name in (REDRIVE, PUT_BACK)] == [REDRIVE, PUT_BACK]
+
+
+LETTERS = LegId(DEAD_LETTERS, "rejected")
+WITH_LETTERS = Topology.of(["orders"], ["", "audit"], {}, ["rejected"])
+
+
+def test_a_table_of_dead_letters_reads_what_process_and_the_sinks_reject() -> None:
+    assert WITH_LETTERS.legs[-1] == LETTERS
+    assert (LETTERS.reads, LETTERS.purges) == ("dlq", None)
+    assert WITH_LETTERS.upstream(LETTERS) == (PROCESS, TABLE, AUDIT)
+    assert (WITH_LETTERS.writes(PROCESS), WITH_LETTERS.writes(TABLE)) == (("out", "out_audit"), ())
+    assert (WITH_LETTERS.sinks, WITH_LETTERS.tables) == ((TABLE, AUDIT), (TABLE, AUDIT, LETTERS))
+    assert WITH_LETTERS.downstream_first[:2] == (LETTERS, AUDIT)
+    assert WITH_LETTERS.select(["dead_letters"]) == WITH_LETTERS.select(["dead_letters:rejected"]) == (LETTERS,)
+    for ids in ([""], ["audit"], ["rejected", "rejected"]):
+        with pytest.raises(ValueError, match="need distinct ids"):
+            Topology.of(["orders"], ["", "audit"], {}, ids)
+
+
+def test_a_table_of_dead_letters_waits_for_those_of_all_legs() -> None:
+    log = MemoryLog(ManualClock())
+    chains = opened(log, WITH_LETTERS)
+    ingest(log, chains[WITH_LETTERS.ingests[0]], "orders", 9)
+    chains[PROCESS].plan(ProcessPlan(start=0, to=1, config="v"))
+    chains[PROCESS].done(ProcessDone(start=0, to=1, config="v", counts={"rows_in": 9, "rows_out": 7, "rows_rejected": 2}, clock_us=1))
+    chains[TABLE].plan(SinkPlan(start=0, to=1, config="v", rows=7, digest=""))
+    chains[TABLE].done(SinkDone(start=0, to=1, counts={"rows_in": 7, "rows_out": 6, "rows_rejected": 1}))
+    confirm(chains[AUDIT], 1, 7)
+    confirm(chains[LETTERS], 1, 2)
+    found = tally(log, NAMES, WITH_LETTERS)
+    (letters,) = found.of_kind(DEAD_LETTERS)
+    assert (letters.rows_in, letters.waiting, letters.residue, found.residue) == (2, 1, 0, 0)
+    assert found.dead_letters.rows_in == 3
+    confirm(chains[LETTERS], 2, 2)
+    assert tally(log, NAMES, WITH_LETTERS).residue == 1
+
+
+def test_the_purge_of_a_table_of_dead_letters_takes_entries_and_no_dead_letter() -> None:
+    log = MemoryLog(ManualClock())
+    chain = opened(log, WITH_LETTERS)[LETTERS]
+    for number in range(4):
+        log.clock.advance(timedelta(hours=1))
+        append(log, NAMES.dead_letters("process", 0))
+        confirm(chain, number + 1, 1)
+    Purge(log, NAMES, WITH_LETTERS, LETTERS, timedelta(0)).by_age()
+    assert held(log, "dlq") == [1, 2, 3, 4]
+    assert len([message for message in log.messages(NAMES.stream("ledger")) if message.subject == NAMES.chain(LETTERS)]) == 2
+    assert read_chain(log, NAMES, LETTERS.chain).to == 4

@@ -1,6 +1,7 @@
 """The sink leg over a table in memory: each row once, whatever becomes of an insert; what the table refuses becomes a dead letter."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.leg_case import NAMES, LegCase, event
@@ -8,6 +9,7 @@ from support.memory_sink.connector import MemoryTable
 
 import pipelines.sink.settling
 from pipelines.engine.leg import StoppedError
+from pipelines.errors import RefusedError
 from pipelines.protocol.records import decode_frame
 
 
@@ -68,3 +70,35 @@ def test_a_refused_row_is_a_dead_letter_of_its_source(tmp_path: Path, table: Mem
     case.deliver()
     assert sorted(table.ids) == [1, 3, 4, 5]
     assert dead_letters(case) == [("s", "sink", "refused", "a row of Memory is refused")]
+
+
+def test_each_further_row_that_is_named_takes_one_insert(tmp_path: Path, table: MemoryTable) -> None:
+    case = LegCase(tmp_path, 2, table=table)
+    case.send([event(number) for number in range(100)])
+    case.go_on()
+    table.refused = {*range(0, 100, 5)}
+    case.deliver()
+    assert sorted(table.ids) == [number for number in range(100) if number % 5]
+    assert len(dead_letters(case)) == 20
+    # The first one is cut out by itself, which shows that the table names rows as they are counted here.
+    assert len(table.sent) == 20 + 2
+
+
+def test_a_table_that_names_the_wrong_row_refuses_no_good_one(tmp_path: Path, table: MemoryTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LegCase(tmp_path, 2, table=table)
+    case.send([event(number) for number in range(20)])
+    case.go_on()
+    table.refused = {4, 9}
+    insert = table.insert
+
+    def one_too_far(*arguments: Any, **named: Any) -> None:
+        try:
+            insert(*arguments, **named)
+        except RefusedError as error:
+            assert error.row is not None
+            raise RefusedError(str(error), error.row + 1, is_whole=True) from error
+
+    monkeypatch.setattr(table, "insert", one_too_far)
+    case.deliver()
+    assert sorted(table.ids) == [number for number in range(20) if number not in (4, 9)]
+    assert len(dead_letters(case)) == 2

@@ -138,7 +138,7 @@ def test_rows_refused_in_every_piece_are_dead_letters(case: Case) -> None:
 
 
 def cut_until_tokens_are_forgotten(case: Case) -> None:
-    case.table.facts = replace(case.table.facts, dedup_window=3)
+    case.table.facts = replace(case.table.facts, dedup_window=1)
     case.table.refused = {0, 2, 4}
     case.deliver()
 
