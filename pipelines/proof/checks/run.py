@@ -135,8 +135,8 @@ class _TableLook:
             return None
         for _ in range(_LOOKS):
             before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
-            # Which raw frames a fallback has settled, only the other sink's chain would say; dead letters are of any, and one of a join may get
-            # further rows later.
+            # Which raw frames a fallback has settled, only the other sink's chain would say; dead letters are of any frame, and one of a join
+            # may get further rows later.
             is_fallback = self._config.topology.refuser_of(self._config.sink_leg) is not None
             is_open = is_fallback or self._is_of_dead_letters or joins(self._config)
             reached = None if is_open else settled(self._log, self._names, self._config.sink_leg)
