@@ -62,9 +62,9 @@ def _literals(value: Any, at: Location) -> Iterator[tuple[Location, LiteralSecre
     elif isinstance(value, Model):
         for name, field in type(value).model_fields.items():
             yield from _literals(getattr(value, name), (*at, field.alias or name))
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from _literals(item, (*at, index))
+    elif isinstance(value, tuple | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _literals(item, (*at, key))
 
 
 def ignored(config: PipelineConfig) -> Notes:
@@ -236,6 +236,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
             "sources": {"__all__": {"connection_params"}},
             "only_sink": {"connection_params": sink_connection},
             "sinks": {"__all__": {"connection_params": sink_connection}},
+            "tables": {"__all__": {"connection_params"}},
         },
     )
     return {"version": config.version, **document}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
@@ -34,10 +35,12 @@ class Look:
     check has no result, and others may have one.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, directory: Path | None = None) -> None:
+        """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._config, self._names = config, Names(config.pipeline_id)
         self._log = JetStream(config.nats)
-        self._tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock) for seen in config.by_sink}
+        tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock, directory) for seen in config.by_sink}
+        self._tables = tables
 
     def __enter__(self) -> "Look":
         return self
@@ -102,8 +105,9 @@ class Look:
 class _TableLook:
     """The part of a look at one table, that of the config's sink. `now`: returns the instant of the look."""
 
-    def __init__(self, config: PipelineConfig, log: JetStream, now: Callable[[], datetime]) -> None:
+    def __init__(self, config: PipelineConfig, log: JetStream, now: Callable[[], datetime], directory: Path | None) -> None:
         self._config, self._names, self._log, self._now = config, Names(config.pipeline_id), log, now
+        self._directory = directory
         self._clickhouse = ClickHouse(config.sink)
         self._table = TableFacts(config, self._clickhouse)
 
@@ -168,7 +172,7 @@ class _TableLook:
         result = evaluate.gaps(confirmed, held)
         if result.passed or positions.rows + positions.foreign > AUDITED_ROWS:
             return result
-        return evaluate.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
+        return evaluate.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES, directory=self._directory).run().findings)
 
     def _gaps_of_rows(self) -> CheckResult:
         """Compare numbers of rows; count again where a chunk was being inserted: between two chunks the numbers are clear."""

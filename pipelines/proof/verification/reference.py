@@ -22,6 +22,7 @@ from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.functions import register
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
+from pipelines.proof.verification.tables import snapshots_in
 from pipelines.proof.verification.values import MACROS, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.types.columns import value_type
@@ -109,7 +110,10 @@ class Reference:
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
     def load(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
-        """Read records of FRAME_SCHEMA that were processed under `config`. Memory holds a batch per thread of the engine."""
+        """Read records of FRAME_SCHEMA that were processed under `config`, which has the snapshots of their plan.
+
+        Memory holds a batch per thread of the engine.
+        """
         batches = iter(frames)
         first = next(batches, None)
         if first is None:
@@ -118,13 +122,14 @@ class Reference:
         distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
         rows = statement_of(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
-        if len(config.lanes) == 1:
-            run_over(self._engine, "frames", reader, rows)
-            return
-        # The statement reads the records once for each source, a reader gives them once.
-        run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
-        self._engine.execute(rows)
-        self._engine.execute("DROP TABLE frames")
+        with snapshots_in(self._engine, config):
+            if len(config.lanes) == 1:
+                run_over(self._engine, "frames", reader, rows)
+                return
+            # The statement reads the records once for each source, a reader gives them once.
+            run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
+            self._engine.execute(rows)
+            self._engine.execute("DROP TABLE frames")
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""

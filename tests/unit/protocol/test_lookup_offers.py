@@ -14,7 +14,7 @@ FIRST = LookupOffer("a" * 64, "ab", 3, 100)
 SECOND = replace(FIRST, digest="b" * 64, rows=4)
 
 
-def test_the_last_offer_of_a_table_counts_and_is_the_only_one_left() -> None:
+def test_the_last_offer_counts_and_is_the_only_one_left() -> None:
     log = MemoryLog()
     first = offer(log, NAMES, "countries", FIRST, 0)
     second = offer(log, NAMES, "countries", SECOND, first)
