@@ -26,6 +26,8 @@ HI, LO = "_tf_hi", "_tf_lo"
 _SHOWN = 5
 """Keys that a message names."""
 _ENDS = 2**64
+_CACHED_NUMBERS = 32 * 1024
+"""So many numbers stay in the processor's cache while they are searched."""
 
 
 def snapshot_of(spec: TableSpec, rows: pa.Table, engine: Engine) -> pa.RecordBatch:
@@ -145,6 +147,17 @@ class _Keys:
         return found
 
 
+def _last_up_to(ascending: Numbers, numbers: Numbers) -> Rows:
+    """Return the place of the last of `ascending` that is not more than each number, -1 for none."""
+    if len(ascending) < _CACHED_NUMBERS:
+        return np.searchsorted(ascending, numbers, side="right") - 1
+    # In order, so that neighbors look at the same lines of memory: a third of the time with five million.
+    order = np.argsort(numbers)
+    found = np.empty(len(numbers), dtype=np.int64)
+    found[order] = np.searchsorted(ascending, numbers[order], side="right") - 1
+    return found
+
+
 @dataclass(frozen=True)
 class _Ranges:
     """The ranges of all keys as one ascending column, `places`: by the number of the key, then by that of the beginning among all.
@@ -162,7 +175,8 @@ class _Ranges:
     @classmethod
     def of(cls, rows: pa.RecordBatch, keys: _Keys, includes_end: bool) -> "_Ranges":
         begins, ends = _ends(rows)
-        beginnings: Numbers = np.unique(begins)
+        ordered = np.sort(begins)
+        beginnings: Numbers = ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
         key_of = np.searchsorted(keys.first_rows, np.arange(len(begins)), side="right") - 1
         places = key_of * len(beginnings) + np.searchsorted(beginnings, begins)
         return cls(beginnings, places, ends, to_mask(pc.is_null(rows.column("to"))), key_of, includes_end)
@@ -172,8 +186,8 @@ class _Ranges:
         if not len(self.places):
             return np.full(len(keys), NO_ROW, dtype=np.int64)
         numbers = order_numbers(at)
-        begun = np.searchsorted(self.beginnings, numbers, side="right") - 1
-        row = np.searchsorted(self.places, keys * len(self.beginnings) + begun, side="right") - 1
+        begun = _last_up_to(self.beginnings, numbers)
+        row = _last_up_to(self.places, keys * len(self.beginnings) + begun)
         is_before_end = numbers <= self.ends[row] if self.includes_end else numbers < self.ends[row]
         is_found = (self.key_of[row] == keys) & (begun >= 0) & (row >= 0) & (self.is_open[row] | is_before_end)
         return np.where(is_found & (keys != NO_ROW) & ~to_mask(pc.is_null(at)), row, NO_ROW)

@@ -4,14 +4,16 @@ import os
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 from support.lookup_case import assert_proven, differences, digests_in_order, entries, event, save, write
-from support.pipeline_case import PipelineCase, meanwhile
+from support.pipeline_case import PipelineCase, meanwhile, wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 KILLS = int(os.environ.get("TALLYFLOW_LOOKUP_KILLS", "4"))
-RECORDS = int(os.environ.get("TALLYFLOW_LOOKUP_RECORDS", "20000"))
+SHARE = int(os.environ.get("TALLYFLOW_LOOKUP_SHARE", "100"))
+"""Records that are sent at once."""
 CODES = [f"code {number}" for number in range(50)]
 
 
@@ -30,18 +32,27 @@ def test_each_value_is_that_of_the_snapshot_of_its_plan(case: PipelineCase) -> N
             save(case, {code: version * 1000 + number for number, code in enumerate(CODES)})
 
     sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        case.send([event(sent + one, chance.choice(CODES)) for one in range(count)])
+        sent += count
+
+    def has_new_snapshots(known: int) -> bool:
+        send(SHARE)
+        return len(digests_in_order(case)) > known
+
     with meanwhile(change):
         for _ in range(KILLS):
+            known = len(digests_in_order(case))
             process = case.start_plain()
-            until = time.monotonic() + chance.uniform(1.5, 5)
-            while time.monotonic() < until:
-                share = max(1, RECORDS // KILLS // 20)
-                case.send([event(sent + one, chance.choice(CODES)) for one in range(share)])
-                sent += share
-                time.sleep(0.05)
+            wait_until(partial(has_new_snapshots, known), "a range with another snapshot")
+            for _ in range(chance.randrange(6)):
+                send(SHARE)
+                time.sleep(chance.uniform(0, 0.4))
             process.kill()
             process.wait()
-        case.send([event(sent + one, chance.choice(CODES)) for one in range(100)])
+        send(100)
         case.warm_run()
     epochs = {one["epoch"] for one in entries(case)}
     assert len(digests_in_order(case)) > KILLS

@@ -42,8 +42,8 @@ def entries(case: PipelineCase) -> list[dict[str, Any]]:
     """The entries of the process chain, as JSON."""
     log, ledger = case.log(), case.names.stream("ledger")
     state = log.state(ledger)
-    assert state is not None
-    found = [json.loads(one.payload) for one in log.fetch(ledger, case.names.chain("process"), 0, state.last_sequence)]
+    messages = log.fetch(ledger, case.names.chain("process"), 0, state.last_sequence) if state else ()
+    found = [json.loads(one.payload) for one in messages]
     log.close()
     return found
 
