@@ -96,7 +96,7 @@ def test_what_becomes_of_records_without_a_row_is_accounted_for(case: PipelineCa
     assert_proven(case)
 
 
-def test_rejected_records_enter_again_once_the_table_has_their_row(case: PipelineCase) -> None:
+def test_rejected_records_enter_again_when_the_table_has_a_row(case: PipelineCase) -> None:
     write(case, missing="reject")
     save(case, {"a": 1})
     case.create_topic()

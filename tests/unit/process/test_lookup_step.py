@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import PipelineConfig, parse, shape_of, version_of
+from pipelines.config import PipelineConfig, notes, parse, shape_of, version_of
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
@@ -278,7 +278,7 @@ def test_a_faulty_table_is_refused_with_its_path(old: str, new: str, message: st
     assert "secret" not in str(raised.value)
 
 
-def test_a_version_is_that_of_the_tables_without_their_connections() -> None:
+def test_a_version_is_of_tables_without_their_connections() -> None:
     connection = "connection_params: {host: one, port: 8123, password: '${P}'}, query"
     text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
     one, other = (
@@ -286,3 +286,13 @@ def test_a_version_is_that_of_the_tables_without_their_connections() -> None:
     )
     assert version_of(one) == version_of(other) != version_of(parse(text.replace("countries.csv", "c.csv"), name="f", environment={}))
     assert shape_of(one) == shape_of(parse(text, name="f", environment={}))
+
+
+def test_notes_name_tables_that_nothing_reads_and_weak_connections() -> None:
+    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
+    text = text.replace("query:", "connection_params: {host: far, port: 9000, password: secret}, query:")
+    found = notes(parse(text, name="file", environment={}))
+    assert "tables.countries: no look-up reads it, so it is never fetched" in found
+    assert "tables.networks.connection_params.secure: the password and the rows are sent unencrypted" in found
+    assert "tables.networks.connection_params.password: the secret is written into the file: use ${NAME} or {file: PATH}" in found
+    assert not [note for note in notes(config_of(*LOOKUPS)) if note.startswith("tables")]
