@@ -58,7 +58,7 @@ def test_a_damaged_file_is_never_read_as_a_snapshot(tmp_path: Path) -> None:
         Snapshots(str(tmp_path)).open("t", stored.digest)
 
 
-def test_a_missing_file_halts_and_is_made_again_from_the_same_rows(tmp_path: Path) -> None:
+def test_a_missing_file_halts_and_the_same_rows_give_it_again(tmp_path: Path) -> None:
     snapshots = Snapshots(str(tmp_path))
     stored = snapshots.put("t", SPEC, rows("a"))
     snapshots.delete("t", [stored.digest])

@@ -288,7 +288,7 @@ def test_a_version_is_of_tables_without_their_connections() -> None:
     assert shape_of(one) == shape_of(parse(text, name="f", environment={}))
 
 
-def test_notes_name_tables_that_nothing_reads_and_weak_connections() -> None:
+def test_notes_name_unread_tables_and_weak_connections() -> None:
     text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
     text = text.replace("query:", "connection_params: {host: far, port: 9000, password: secret}, query:")
     found = notes(parse(text, name="file", environment={}))
