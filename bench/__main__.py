@@ -12,7 +12,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import expressions, functions, join, joined, latency, rival, sink_latency, sinks, stage, step, throughput, verification, warm
+from bench import (
+    expressions,
+    functions,
+    join,
+    joined,
+    latency,
+    lookups,
+    rival,
+    sink_latency,
+    sinks,
+    stage,
+    step,
+    throughput,
+    verification,
+    warm,
+)
 from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
@@ -64,7 +79,9 @@ def main(
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
     only: Annotated[
         str,
-        typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, join, expressions, functions or warm."),
+        typer.Option(
+            help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, join, expressions, functions, lookups or warm."
+        ),
     ] = "",
     live_keys: Annotated[
         list[int] | None, typer.Option(help="Live keys of the dedup stage, or right keys of the join, alone; may repeat.")
@@ -90,6 +107,9 @@ def main(
         return
     if only == "functions":
         _print_functions(home)
+        return
+    if only == "lookups":
+        _print_lookups(home)
         return
     if only == "sensors":
         _print_sensors(home)
@@ -314,6 +334,24 @@ def _print_functions(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     measured = {"machine": machine(), "functions": [asdict(one) for one in found], "dataframes": [asdict(batch) for batch in batches]}
     (home / "functions.json").write_text(json.dumps(measured, indent=2))
+
+
+def _print_lookups(home: Path) -> None:
+    """Look-ups; needs no server."""
+    kernels = lookups.measure_kernel()
+    table = Table("key", "rows", "us per record", "to make, s", "to open, s", "bytes", title="The search in a snapshot, with two columns")
+    for one in kernels:
+        seconds = f"{one.build_seconds:.2f}", f"{one.open_seconds:.2f}"
+        table.add_row(one.kind, f"{one.rows:,}", f"{one.microseconds:.2f}", *seconds, f"{one.bytes:,}")
+    console.print(table)
+    found = lookups.measure()
+    table = Table("steps", "us per event", "more than without", title="CPU microseconds per event")
+    for cost in found:
+        table.add_row(cost.name, f"{cost.microseconds:.2f}", f"{cost.microseconds - found[0].microseconds:.2f}")
+    console.print(table)
+    home.mkdir(parents=True, exist_ok=True)
+    measured = {"machine": machine(), "kernel": [asdict(one) for one in kernels], "lookups": [asdict(cost) for cost in found]}
+    (home / "lookups.json").write_text(json.dumps(measured, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -75,7 +75,11 @@ def _program(filters: list[str], computes: bool) -> Program:
 
 
 def program_of(
-    transforms: list[dict[str, Any]], columns: dict[str, str], directory: Path | None = None, sources: Sequence[str] = ("events",)
+    transforms: list[dict[str, Any]],
+    columns: dict[str, str],
+    directory: Path | None = None,
+    sources: Sequence[str] = ("events",),
+    tables: Mapping[str, Any] | None = None,
 ) -> Program:
     """The program with these transforms, for the columns of the plain one and `columns`. `directory`: where code of functions lies."""
     fields = [dict(zip(("name", "type"), field.split(": "), strict=True)) for field in _FIELDS]
@@ -87,6 +91,7 @@ def program_of(
             for topic in sources
         ],
         "transforms": transforms,
+        **({"tables": tables} if tables else {}),
         "sink": {
             "type": "clickhouse",
             "connection_params": {"host": "localhost", "port": 8123},

@@ -82,13 +82,18 @@ def _checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
     def run(context: dg.AssetCheckExecutionContext, streaming_jobs: StreamingJobs) -> Iterator[dg.AssetCheckResult]:
         note_pipeline(context, pipeline)
         selected = {key.name for key in context.selected_asset_check_keys}
-        with errors_as_failures(), Look(streaming_jobs.config(pipeline.path)) as look:
+        with errors_as_failures(), _look(streaming_jobs, pipeline) as look:
             verified = _verified(context.instance, pipeline) if "verification" in selected else None
             names = [name for name in enabled(checks) if name in selected]
             for result in results(names, lambda name: look.check(name, verified), context.log.error):
                 yield asset_check_result(result, _check(checks, result.check), table)
 
     return run
+
+
+def _look(jobs: StreamingJobs, pipeline: Pipeline) -> Look:
+    config = jobs.config(pipeline.path)
+    return Look(config, jobs.directory(config.pipeline_id))
 
 
 def results(names: Sequence[str], evaluate: Callable[[str], CheckResult], log: Callable[[str], None]) -> Iterator[CheckResult]:

@@ -202,11 +202,16 @@ def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: An
 
 
 def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
-    with closing(DeadLetters(jobs.config(pipeline.path))) as dead_letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
+    with closing(_dead_letters(jobs, pipeline)) as dead_letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
         found = rehearse(jobs.config(pipeline.path), keys, dead_letters.frames(replace(chosen, states=chosen.states_that_enter)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
     return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
+
+
+def _dead_letters(jobs: StreamingJobs, pipeline: Pipeline) -> DeadLetters:
+    config = jobs.config(pipeline.path)
+    return DeadLetters(config, jobs.directory(config.pipeline_id))
 
 
 def _discard(jobs: StreamingJobs, pipeline: Pipeline, config: Discard, _: Announce) -> dict[str, Any]:

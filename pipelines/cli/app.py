@@ -231,6 +231,10 @@ def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
     warnings = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
     if now["purge_failure"]:
         warnings.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
+    for table, facts in now.get("lookup_tables", {}).items():
+        warnings.append(f"table {table}: {facts['rows']:,} rows, {facts['age_seconds']:,.0f} s old")
+        if facts["failure"]:
+            warnings.append(facts["failure"])
     return Group(_status_table(now, before), *(Text(line) for line in warnings))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress_bar, since_instant
+from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, out, print_json, progress_bar, since_instant
 from pipelines.config import load
 from pipelines.proof.report import EXIT_CODES, RESIDUE_EXIT_CODE, Report
 from pipelines.protocol.naming import Names
@@ -61,7 +61,7 @@ def audit(
     with errors_as_exit(), progress_bar() as progress:
         config = load(file)
         with closing(JetStream(config.nats).connect()) as log:
-            report = Audit(config, log, examples, progress).run()
+            report = Audit(config, log, examples, progress, directory_of(config)).run()
     exit_with(report, as_json)
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, opened_raw
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, asks_for_tables, opened_raw
 from pipelines.config import PipelineConfig, load
 from pipelines.counts import count_of
 from pipelines.errors import NotSupportedError
@@ -49,19 +49,24 @@ def diff(
 ) -> None:
     """Show what an edit of a pipeline file changes: rows gained, lost and changed, and records that end otherwise, and why.
 
-    Both files take the same records of OLD's pipeline; nothing is started or written. Exit code 0: no difference, 1: a difference, 2: the
+    Both files take the same records of OLD's pipeline; look-ups read the tables as they are now; nothing is started or written.
+
+    Exit code 0: no difference, 1: a difference, 2: the
     comparison failed. Example: tallyflow diff orders.yaml edited.yaml --from-raw 1h
     """
     leave_out_pandas()
     from pipelines.preview.declared import declared_program
     from pipelines.preview.difference import difference
+    from pipelines.preview.tables import with_tables
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit(failure=2):
-        config = load(old, offline=not sample.needs_servers)
-        programs = declared_program(config), declared_program(load(new, offline=True))
+        config = load(old, offline=not (sample.needs_servers or asks_for_tables(old)))
+        edited = load(new, offline=not asks_for_tables(new))
+        programs = declared_program(config), declared_program(edited)
         if any(program.join is not None for program in programs):
             raise NotSupportedError("comparing files with a join is not supported yet; try the cases of both with `tallyflow test`")
+        programs = with_tables(programs[0], config), with_tables(programs[1], edited)
         with _stored(config, sample, programs) as stored:
             found = difference(*programs, stored.frames, stored.first, stored.watermarks, examples)
     if not found.records:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, asks_for_tables
 from pipelines.config import PipelineConfig, load
 
 if TYPE_CHECKING:
@@ -42,17 +42,20 @@ def preview(
 ) -> None:
     """Show what the pipeline would make of some records: which become rows, which are dropped or rejected, and why.
 
-    Nothing is started or written. Servers are asked only for --from-topic, --from-raw, --from-dlq and --against-table. Dedup knows no
-    earlier records. Example: tallyflow preview orders.yaml --from-dlq stage=parse,since=1h
+    Nothing is started or written. Servers are asked only for --from-topic, --from-raw, --from-dlq and --against-table, and for the tables
+    of look-ups, which are read as they are now. Dedup knows no earlier records. Example: tallyflow preview orders.yaml --from-dlq
+    stage=parse,since=1h
     """
     leave_out_pandas()
     from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
+    from pipelines.preview.tables import with_tables
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit():
-        config = load(file, offline=not (sample.needs_servers or against_table))
+        config = load(file, offline=not (sample.needs_servers or against_table or asks_for_tables(file)))
         program = _program_of_tables(config) if against_table else declared_program(config)
+        program = with_tables(program, config)
         with sample.frames(config) as frames:
             found = run(program, frames)
     if not found.records:

@@ -12,8 +12,10 @@ import typer
 
 from pipelines.cli import dlq
 from pipelines.cli.arguments import since_instant
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, load
 from pipelines.config.source_ids import chosen_source
+from pipelines.config.table_model import FileTable
+from pipelines.config.transforms.lookup import LookupConfig
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
@@ -106,6 +108,13 @@ class Sample:
                 return frames_of(islice(of_lines(lines, source=source), self.limit), config.sources)
         except OSError as error:
             raise typer.BadParameter(f"cannot read {self.file}: {error.strerror}") from error
+
+
+def asks_for_tables(file: Path) -> bool:
+    """Return whether a sound pipeline file looks up in a table that a server has."""
+    config = load(file, offline=True)
+    read = [config.tables[asked.table] for transform in config.transforms if isinstance(asked := transform.config, LookupConfig)]
+    return any(not (isinstance(table, FileTable) and table.is_local) for table in read)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def test(
         if record:
             _record(path, program, config, overwrite)
         found = load_cases(path)
-        results = [run_case(case, program, config) for case in found.tests]
+        results = [run_case(case, program, config, found.tables) for case in found.tests]
     for result in results:
         out.print(f"{'failed' if result.differences else 'passed'}  {result.case.name}", markup=False, highlight=False)
         for difference in result.differences:
@@ -63,9 +63,10 @@ def _record(path: Path, program: "Program", config: PipelineConfig, overwrite: b
     from pipelines.preview.cases import load_cases, preview_of
     from pipelines.preview.recording import expectation_of, with_expectations
 
+    cases = load_cases(path)
     found = {
-        index: expectation_of(preview_of(case, program, config), program, config)
-        for index, case in enumerate(load_cases(path).tests)
+        index: expectation_of(preview_of(case, program, config, cases.tables), program, config)
+        for index, case in enumerate(cases.tests)
         if overwrite or case.expect is None
     }
     if found:

@@ -12,9 +12,11 @@ from pipelines.config.durations import format_duration
 from pipelines.config.fields import BEHIND_ALL, all_passed, at_sink, checked, definitions, joins, path_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
+from pipelines.config.sinks import ClickHouseConnection
 from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.text import path_text, read_tree
 from pipelines.config.transforms import DedupConfig
+from pipelines.config.transforms.lookup import LookupConfig
 from pipelines.protocol.stream_limits import bytes_kept_of_out
 
 BESIDE_THE_RUN = frozenset({"checks", "alerts"})
@@ -40,6 +42,8 @@ def notes(config: PipelineConfig) -> list[str]:
             kafka_connections,
             nats_connection,
             sink_connections,
+            table_connections,
+            unused_tables,
             deliveries,
             routes,
         )
@@ -62,9 +66,9 @@ def _literals(value: Any, at: Location) -> Iterator[tuple[Location, LiteralSecre
     elif isinstance(value, Model):
         for name, field in type(value).model_fields.items():
             yield from _literals(getattr(value, name), (*at, field.alias or name))
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from _literals(item, (*at, index))
+    elif isinstance(value, tuple | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _literals(item, (*at, key))
 
 
 def ignored(config: PipelineConfig) -> Notes:
@@ -173,9 +177,25 @@ def sink_connections(config: PipelineConfig) -> Notes:
         yield from _sink_connection(seen)
 
 
+def table_connections(config: PipelineConfig) -> Notes:
+    for name, table in config.tables.items():
+        connection = getattr(table, "connection_params", None)
+        if isinstance(connection, ClickHouseConnection):
+            yield from _clickhouse(connection, ("tables", name, "connection_params"))
+
+
+def unused_tables(config: PipelineConfig) -> Notes:
+    read = {transform.config.table for transform in config.transforms if isinstance(transform.config, LookupConfig)}
+    for name in config.tables:
+        if name not in read:
+            yield ("tables", name), "no look-up reads it, so it is never fetched"
+
+
 def _sink_connection(config: PipelineConfig) -> Notes:
-    connection = config.sink.connection_params
-    at: Location = (*config.sink_at, "connection_params")
+    yield from _clickhouse(config.sink.connection_params, (*config.sink_at, "connection_params"))
+
+
+def _clickhouse(connection: ClickHouseConnection, at: Location) -> Notes:
     host = f"[{connection.host}]" if ":" in connection.host else connection.host
     if connection.password.get_secret_value() and not connection.secure and not _is_here(host):
         yield (*at, "secure"), "the password and the rows are sent unencrypted"
@@ -236,6 +256,7 @@ def document_of(config: PipelineConfig) -> dict[str, Any]:
             "sources": {"__all__": {"connection_params"}},
             "only_sink": {"connection_params": sink_connection},
             "sinks": {"__all__": {"connection_params": sink_connection}},
+            "tables": {"__all__": {"connection_params"}},
         },
     )
     return {"version": config.version, **document}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -79,6 +79,11 @@ def models_in(annotation: Any) -> list[type[Model]]:
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return [annotation]
     return [model for argument in get_args(annotation) for model in models_in(argument)]
+
+
+def is_map(annotation: Any) -> bool:
+    """Return whether a field with this annotation holds objects by names of the author's own."""
+    return get_origin(annotation) is dict
 
 
 def model_for(models: list[type[Model]], raw: Any) -> type[Model] | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pipelines.config.base import Model, models_in
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.schema import model_schema
+from pipelines.config.table_model import TableModel
 from pipelines.config.transform_model import TransformModel
 
 TARGET = Path("docs/pipeline-file.md")
@@ -22,7 +23,7 @@ def _titles(model: type[Model] = PipelineConfig, path: str = "", kind: str = "")
     for name, field in model.model_fields.items():
         at = f"{path}.{field.alias or name}{'[]' if get_origin(field.annotation) is tuple else ''}".removeprefix(".")
         for inner in models_in(field.annotation):
-            own = get_args(inner.model_fields["type"].annotation)[0] if issubclass(inner, TransformModel) else ""
+            own = get_args(inner.model_fields["type"].annotation)[0] if issubclass(inner, TransformModel | TableModel) else ""
             yield inner.__name__, f"{at}: {own}" if own else f"{at} of {kind}" if kind else at
             yield from _titles(inner, at, own or kind)
 
@@ -34,8 +35,10 @@ _TITLES = {name: ", ".join(title for model, title in _titles() if model == name)
 def render() -> str:
     schema = model_schema()
     models = schema["$defs"]
-    sections = [_section("The root", schema), *(_section(f"`{title}`", models[name]) for name, title in _TITLES.items())]
-    contents = " ·\n".join(f"[{title}](#{_anchor(title)})" for title in ("The root", *_TITLES.values()))
+    sections = [_section("The root", schema), *(_section(f"`{title}`", models[name]) for name, title in _TITLES.items() if name in models)]
+    contents = " ·\n".join(
+        f"[{title}](#{_anchor(title)})" for title in ("The root", *(title for name, title in _TITLES.items() if name in models))
+    )
     return "\n".join([_PROSE, "## Reference\n", contents + "\n", *sections])
 
 
@@ -73,6 +76,8 @@ def _type(field: dict[str, Any]) -> str:
         return ", ".join(_type(choice) for choice in field["anyOf"] if choice.get("type") != "null")
     if "oneOf" in field:
         return " or ".join(_type(choice) for choice in field["oneOf"])
+    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
+        return f"by name, {_type(field['additionalProperties'])}"
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}"
     return _scalar(field)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipelines.config.base import External, Location, Model, field_named, model_for, models_in
+from pipelines.config.base import External, Location, Model, field_named, is_map, model_for, models_in
 from pipelines.config.interpolate import Unavailable
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
@@ -58,18 +58,27 @@ def _locate(loc: Location, tree: Any, root: type[Model]) -> tuple[Location, type
     path: list[str | int] = []
     holder: type[Model] | None = root
     models: list[type[Model]] = [root]
+    is_name = False
     value = tree
     for position, key in enumerate(loc):
+        if key == "[key]":
+            # Pydantic's mark of a name, not of what stands behind it.
+            continue
         if isinstance(key, int):
             path.append(key)
             value = value[key] if isinstance(value, list) and key < len(value) else None
+            continue
+        if is_name:
+            # A name of the author's own, behind which one of the same models stands.
+            path.append(key)
+            value, is_name = value.get(key) if isinstance(value, dict) else None, False
             continue
         holder = model_for(models, value) if models else None
         field = field_named(holder, key) if holder else None
         if field is None and not (isinstance(value, dict) and key in value) and position < len(loc) - 1:
             continue
         path.append(key)
-        models = models_in(field.annotation) if field else []
+        models, is_name = (models_in(field.annotation), is_map(field.annotation)) if field else ([], False)
         value = value.get(key) if isinstance(value, dict) else None
     return tuple(path), holder
 

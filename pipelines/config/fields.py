@@ -184,12 +184,12 @@ def _definition(asked: Asked, expression: Expression, found: Mapping[str, Any]) 
 
 
 def _returned(made: Made, config: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the definition of a field that a function returns; an edit of its code leaves it as it is."""
+    """Return the definition of a field without an expression; an edit of a function's code, or of a table's rows, leaves it as it is."""
     read = config.input or sorted(found)
     return {
         "type": made.type,
         **({"unit": made.unit} if made.unit else {}),
-        "function": config.function,
+        **config.origin_of(made),
         "of": {name: found[name] for name in read},
     }
 
@@ -202,7 +202,7 @@ def _computed_from(
 ) -> dict[str, Fact]:
     """Return the facts of the fields behind `transforms`: `read` before them, and of each made field by what it is and the facts before.
 
-    `fact_of` a computed field, `fact_made` of one that a function returns.
+    `fact_of` a computed field, `fact_made` of one without an expression.
     """
     found = read
     for passed in transforms:

@@ -35,6 +35,8 @@ def load(path: Path, environment: Mapping[str, str] = os.environ, *, offline: bo
     config = parse(read_text(path), name=str(path), environment=environment, offline=offline)
     for transform in config.transforms:
         transform.config.locate(path.parent.resolve())
+    for table in config.tables.values():
+        table.locate(path.parent.resolve())
     return config
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from pipelines.config.base import Faults, Location, Model, model_for, models_in
+from pipelines.config.base import Faults, Location, Model, is_map, model_for, models_in
 
 
 @cache
@@ -43,7 +43,9 @@ class Partial:
         except ValidationError:
             # The fault itself is reported by the validation of the whole file.
             many = get_origin(field.annotation) is tuple
-            if models and raw and isinstance(raw, list if many else dict):
+            if models and raw and isinstance(raw, dict) and is_map(field.annotation):
+                self._values[name] = {key: _stand_in(models, item) for key, item in raw.items()}
+            elif models and raw and isinstance(raw, list if many else dict):
                 self._values[name] = [_stand_in(models, item) for item in raw] if many else _stand_in(models, raw)
 
     def _default(self, name: str, field: FieldInfo) -> None:
@@ -77,6 +79,8 @@ class Partial:
             items: list[tuple[Location, Any]] = [((key,), value)]
             if isinstance(value, list):
                 items = [((key, index), item) for index, item in enumerate(value)]
+            elif isinstance(value, dict):
+                items = [((key, at), item) for at, item in value.items()]
             for at, item in items:
                 if isinstance(item, Partial):
                     yield from (((*at, *location), message) for location, message in item.all_faults())

@@ -30,6 +30,8 @@ from pipelines.config.fields import at_sink
 from pipelines.config.on_error import OnError, OnErrorField
 from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS, Sink
 from pipelines.config.sources import KafkaSource, Source
+from pipelines.config.table_model import TableName
+from pipelines.config.tables import LookupTable
 from pipelines.config.transforms import Join, Transform
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES, MAX_FRAME_BYTES, ROOM_BYTES
 from pipelines.protocol.topology import LegId, Topology
@@ -245,6 +247,11 @@ class PipelineConfig(Model):
         "Default: GlassFlow's if the file has at most one of each and nothing else, so that its files give the same rows here.",
     )
     join: Join | None = theirs(None, "Joins two sources.")
+    tables: Annotated[dict[TableName, LookupTable], Field(max_length=32)] = Field(
+        default_factory=dict,
+        description="Tables for look-ups, by name. A snapshot of each is fetched at the start, and again every `refresh`.",
+        json_schema_extra={"x-ours": True},
+    )
     only_sink: Sink | None = theirs(None, "The ClickHouse table to write; `sinks` for several.", alias="sink")
     sinks: Annotated[tuple[Sink, ...], Field(max_length=16)] = ours(
         (),
@@ -343,6 +350,13 @@ class PipelineConfig(Model):
     def fields_at_sink(self) -> Mapping[str, str]:
         """The types of the fields that the mapping of `sink`, one of records, may name."""
         return {**at_sink(self), **(FALLBACK_FIELDS if self.topology.refuser_of(self.sink_leg) else {})}
+
+    def model_post_init(self, _: Any) -> None:
+        first = self.all_sinks[0] if self.all_sinks else None
+        for table in self.tables.values():
+            table.attach({first.type: first.connection_params} if first is not None else {})
+        for transform in self.transforms:
+            transform.config.attach(self.tables)
 
     def consumer_group(self, source: KafkaSource) -> str:
         return source.consumer_group or f"tallyflow-{self.pipeline_id}"

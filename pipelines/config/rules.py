@@ -13,6 +13,8 @@ from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, 
 from pipelines.config.partial import Unjudged
 from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS
 from pipelines.config.transform_model import Asked, Language
+from pipelines.config.transforms.lookup import lookup_spec
+from pipelines.lookups.spec import TableSpec
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 
 _MAX_SEARCHED = 200
@@ -22,7 +24,7 @@ _NO_REASONS: Mapping[str, str] = {}
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _join_sources)
+    of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _lookups, _join_sources)
     for rule in (_sources, *of_transforms, _sinks, _mapping, _lanes, _streams):
         try:
             yield from rule(config)
@@ -99,6 +101,32 @@ def _transform_fields(config: Any) -> Faults:
                 yield from _unknown_fields((*at, *location), names, list(passed.before), why)
             for asked in passed.transform.config.expressions():
                 yield from _faulty((*at, *asked.at), asked, passed.before, passed.transform.config.language, why)
+        except Unjudged:
+            continue
+
+
+def _lookups(config: Any) -> Faults:
+    """Yield the faults of look-ups: no such table, another number of keys, types that are never equal, or that differ between look-ups."""
+    read: dict[str, TableSpec] = {}
+    for passed in all_passed(config):
+        if passed.transform.type != "lookup":
+            continue
+        at = ("transforms", passed.index, "config")
+        try:
+            asked = passed.transform.config
+            if asked.table not in config.tables:
+                yield (*at, "table"), f"there is no table {asked.table!r}{suggestion(asked.table, [*config.tables])}"
+            elif len(asked.key) != len(config.tables[asked.table].key):
+                parts = f"the key of table {asked.table!r} has {len(config.tables[asked.table].key)}"
+                yield (
+                    (*at, "key"),
+                    f"names {len(asked.key)}, {parts}: give a field for each, in its order",
+                )
+            elif all(passed.before.get(name, UNKNOWN) != UNKNOWN for name in asked.key):
+                spec = lookup_spec(asked, config.tables[asked.table], passed.before)
+                read[asked.table] = read[asked.table].united(spec) if asked.table in read else spec
+        except ValueError as error:
+            yield at, f"table {asked.table!r}: {error}" if asked.table in read else str(error)
         except Unjudged:
             continue
 
@@ -182,8 +210,12 @@ def _fallbacks(config: Any) -> Faults:
         taken.setdefault(name, index)
     for index, transform in enumerate(config.transforms) if taken else ():
         if [*transform.config.made()]:
-            why = "it is called again for a refused row, and might answer otherwise"
-            yield ("transforms", index), f"a function does not go with `on_refused` of a sink: {why}"
+            what, done = ("a look-up", "made") if transform.type == "lookup" else ("a function", "called")
+            why = f"it is {done} again for a refused row, and might answer otherwise"
+            yield (
+                ("transforms", index),
+                f"{what} does not go with `on_refused` of a sink: {why}",
+            )
 
 
 def _default_sinks(sinks: Sequence[Any]) -> Faults:

@@ -1,9 +1,9 @@
 """What the models of all transforms have in common. A model of its own is a module of `config/transforms` with a `TRANSFORM`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pipelines.config.base import Location, Model, ours
 
@@ -55,6 +55,13 @@ class TransformConfig(Model):
     def made(self) -> Iterable[Made]:
         """Yield the fields that have no expression. Also called over a `Partial`."""
         yield from ()
+
+    def origin_of(self, made: Made) -> dict[str, Any]:
+        """Return, as JSON values, what gives a field of `made`; `input` names the fields that it reads, empty for all."""
+        raise TypeError(f"{type(self).__name__} makes no field {made.name!r}")
+
+    def attach(self, tables: Mapping[str, Any]) -> None:
+        """Take the tables of the file by their names."""
 
     def code(self) -> str:
         """Return the digest of the code that it runs beside the file's own text; empty if there is none, or it cannot be read."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.config.base import UNSET_HOST, Location, Model, field_named, model_for, models_in
+from pipelines.config.base import UNSET_HOST, Location, Model, field_named, is_map, model_for, models_in
 from pipelines.config.interpolate import Unavailable
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.text import path_text
@@ -29,7 +29,11 @@ def _replaced(raw: Any, models: list[type[Model]], at: Location, excused: set[st
             found[key] = _stand_in(model.unreached[key], len(excused))
         else:
             field = field_named(model, key)
-            found[key] = _replaced(value, models_in(field.annotation) if field else [], (*at, key), excused)
+            inner = models_in(field.annotation) if field else []
+            if field and is_map(field.annotation) and isinstance(value, dict):
+                found[key] = {name: _replaced(item, inner, (*at, key, name), excused) for name, item in value.items()}
+            else:
+                found[key] = _replaced(value, inner, (*at, key), excused)
     return found
 
 

@@ -234,6 +234,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the snapshots of all runners of a pipeline; `uptime_seconds` belongs to the runner that started last."""
     legs = {name: leg for snapshot in snapshots for name, leg in snapshot["legs"].items()}
     ledger_tables = {leg: copied for snapshot in snapshots for leg, copied in snapshot.get("ledger_tables", {}).items()}
+    lookup_tables = {table: facts for snapshot in snapshots for table, facts in snapshot.get("lookup_tables", {}).items()}
     return {
         "pipeline": snapshots[0]["pipeline"],
         "ready": all(snapshot["ready"] for snapshot in snapshots),
@@ -244,6 +245,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "lanes": {name: max(snapshot["lanes"][name] for snapshot in snapshots) for name in ("wanted", "working")},
         "lag": {partition: count for snapshot in snapshots for partition, count in snapshot["lag"].items()},
         **({"ledger_tables": ledger_tables} if ledger_tables else {}),
+        **({"lookup_tables": lookup_tables} if lookup_tables else {}),
         "streams": {role: facts for snapshot in snapshots for role, facts in snapshot["streams"].items()},
         "purge_failure": "; ".join(snapshot["purge_failure"] for snapshot in snapshots if snapshot["purge_failure"]),
     }

@@ -19,12 +19,14 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.dry_run import frames_of_dead_letters
 from pipelines.dead_letters.triage import COPIES_COLUMN, COUNTED_FROM_COLUMN, Selection
 from pipelines.key_store.index import Words
+from pipelines.lookups.storage import Snapshots
 from pipelines.maintenance.replay import Replayed, replayed, start_at
 from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.drop_marks import MARK_COLUMN
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.process.program import Program, run
+from pipelines.process.stage_config import with_snapshots
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.progress import Progress
 from pipelines.protocol.bodies import PROCESS_CHAIN
@@ -99,7 +101,9 @@ class CopiesByDeadLetter:
         return dict(self._engine.sql(_COUNT).fetchall())
 
 
-def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, progress: Progress) -> DroppedCopies:
+def dropped_copies(
+    log: JetStream, names: Names, frames: Iterable[pa.Table], wanted: Selection, progress: Progress, snapshots: Snapshots
+) -> DroppedCopies:
     """Count the copies for the `wanted` ones of all dead letters; `frames` have `state` and the order of their stream.
 
     It reads raw from the oldest of them until the last window has ended; it reads nothing without dedup or without such a dead letter.
@@ -111,14 +115,15 @@ def dropped_copies(log: JetStream, names: Names, frames: Iterable[pa.Table], wan
         return _counted({}, {}, Purged())
     purged = read_purged(log, names, "raw")
     with open_engine() as engine, open_engine() as counting:
-        roots, accepted = _accepted(engine, config, frames, wanted)
+        newest = with_snapshots(config, snapshots, done.body.lookups)
+        roots, accepted = _accepted(engine, newest, frames, wanted)
         if not accepted.num_rows:
             return _counted({}, {}, purged)
         copies = CopiesByDeadLetter(counting.connection, accepted, config.dedup.window_us)
         first, arrival_us = (accepted.column(name)[0].as_py() for name in ("dead_letter", "at_us"))
         start = start_at(log, names, config, first >> ORDINAL_BITS, arrival_us, purged.below)
         expired_us = pc.max(accepted.column("at_us")).as_py() + config.dedup.window_us
-        for portion in replayed(log, names, engine, config, start, done.body.to, progress):
+        for portion in replayed(log, names, engine, config, start, done.body.to, progress, snapshots):
             copies.add(portion)
             if not config.dedup.time_field and portion.times.max(initial=0) >= expired_us:
                 break

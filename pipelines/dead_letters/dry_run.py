@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +20,10 @@ from pipelines.config.fields import joins
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.sinks import Table
 from pipelines.connectors.sinks.clickhouse import check_columns
+from pipelines.connectors.tables import fetch
 from pipelines.dead_letters.triage import Group, Selection, groups
 from pipelines.errors import HaltError
+from pipelines.lookups.snapshot import Snapshot
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
 from pipelines.process.buckets import key_owners, live_runs, shares
@@ -28,7 +31,9 @@ from pipelines.process.compile import compile_program
 from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, run
+from pipelines.process.steps.lookup import SnapshotOpener
 from pipelines.protocol.bodies import NOTHING, ProcessState
+from pipelines.protocol.lookup_offers import last_offer
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DROPPED, label_of
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, encode_frame, joined
@@ -68,7 +73,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
     first = next(remaining, None)
     if first is None:
         return Rehearsal(0, 0, 0, 0, 0, ())
-    stage = program_of_tables(config)
+    stage = with_tables_now(program_of_tables(config), config, state)
     tried: list[pa.Table] = []
     rows, rejected, counts = [], [], Counter[str]()
     frames: list[Arrived] = []
@@ -94,6 +99,19 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
 def program_of_tables(config: PipelineConfig) -> Program:
     """Return the program of a pipeline file for its tables as they are now. Raise RetryableError while ClickHouse is away."""
     return compile_program(config, [_table_now(seen) for seen in config.by_table])
+
+
+def with_tables_now(program: Program, config: PipelineConfig, state: KeyState) -> Program:
+    """Return a program with the snapshots that the next plan would name, or of tables as they are now where there are none of them."""
+    log, snapshots = state.connections.log, state.connections.snapshots
+    openers: dict[str, SnapshotOpener] = {}
+    for name, spec in program.lookups.items():
+        offered = last_offer(log, state.names, name)
+        if offered is not None and offered.offer.shape == spec.shape:
+            openers[name] = partial(snapshots.open, name, offered.offer.digest)
+        else:
+            openers[name] = partial(Snapshot, spec, fetch(name, config.tables[name], spec))
+    return program.with_snapshots(openers) if openers else program
 
 
 def _table_now(config: PipelineConfig) -> Table:

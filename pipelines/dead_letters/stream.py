@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from pipelines.dead_letters.redrive import taken
 from pipelines.dead_letters.triage import Group, Selection, dead_letters_at, groups, listed
 from pipelines.errors import HaltError
 from pipelines.expressions.evaluate import EXPRESSION_ERROR
+from pipelines.home import default_home
+from pipelines.lookups.storage import Snapshots
+from pipelines.maintenance.replay import snapshots_of_plans
 from pipelines.process import stage_config
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import with_fingerprints
@@ -38,9 +42,11 @@ class DeadLetters:
     Methods raise HaltError for a pipeline that was never started, RetryableError if NATS is away, DataLossError for a gap in the stream.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, directory: Path | None = None) -> None:
+        """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._names, self._max_attempts = Names(config.pipeline_id), config.dead_letters.max_attempts
         self._log = JetStream(config.nats)
+        self._snapshots = Snapshots(self._names.state_storage(directory or self._names.directory(default_home()), config.state_uri))
 
     def close(self) -> None:
         self._log.close()
@@ -61,7 +67,10 @@ class DeadLetters:
         if dead_letter.column("code")[0].as_py() != EXPRESSION_ERROR:
             return ""
         try:
-            program = stage_config.load(self._log.connect(), self._names, dead_letter.column("config_version")[0].as_py())
+            log = self._log.connect()
+            program = stage_config.load(log, self._names, dead_letter.column("config_version")[0].as_py())
+            of_plans = snapshots_of_plans(log, self._names, self._snapshots, program)
+            program = of_plans.program(program, dead_letter.column("_tf_sequence")[0].as_py())
             with open_engine() as engine:
                 return reason_of(engine, program, dead_letter.select(DEAD_LETTER_SCHEMA.names))
         except HaltError as error:
@@ -72,7 +81,7 @@ class DeadLetters:
         return (dead_letters for frame in self._dead_letters() if (dead_letters := selection.of(with_fingerprints(frame))).num_rows)
 
     def _with_copies(self, selection: Selection, progress: Progress) -> Iterator[pa.Table]:
-        counted = dropped_copies(self._log.connect(), self._names, self._dead_letters(), selection, progress)
+        counted = dropped_copies(self._log.connect(), self._names, self._dead_letters(), selection, progress, self._snapshots)
         return map(counted.of, self._dead_letters())
 
     def _dead_letters(self) -> Iterator[pa.Table]:

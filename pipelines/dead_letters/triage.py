@@ -50,6 +50,7 @@ REMEDIES = {
     "python_rows": "let the function return the declared fields in their types, and at most one row for each record",
     "python_timeout": "make the function faster on such a record, or raise its `timeout`; it may also wait for something outside",
     "python_died": "the function ends its process on this record: look at its native libraries, and at the memory it takes",
+    "lookup_missing": "add the row to the table and reprocess, or set `missing` of the look-up to `null` or `drop`",
     "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
 }
 """The most likely remedy for the cause of a code."""

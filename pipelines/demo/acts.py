@@ -268,7 +268,7 @@ class Acts:
         """Count every position as `tallyflow audit` does, and compare the values as `tallyflow verify` does; yield the faults."""
         headline(self._console, 6, "Checking Kafka's positions and values against the table and the dead letters")
         with closing(JetStream(self._config.nats).connect()) as log:
-            positions = Audit(self._config, log, _EXAMPLES).run()
+            positions = Audit(self._config, log, _EXAMPLES, directory=self._directory).run()
             contents = verify(self._config, log, Request(self._directory, examples=_EXAMPLES, with_kafka=True))
         for report in (positions, contents):
             show_report(self._console, report, margin="   ")

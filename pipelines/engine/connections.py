@@ -21,6 +21,7 @@ from pipelines.errors import HaltError
 from pipelines.key_store.cache import CachedStorage
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
+from pipelines.lookups.storage import Snapshots
 from pipelines.protocol.naming import DEDUP_STORE, STREAM_ID_KEY, Names, listed_as, segments_place
 from pipelines.protocol.records import FRAMING, Framing
 from pipelines.protocol.topology import LegId
@@ -88,6 +89,8 @@ class Connections(Kept):
         self._sink: Sink | None = None
         self._engine: Engine | None = None
         self.means = Means()
+        self.snapshots = Snapshots(run.state_storage)
+        """The snapshots of look-up tables."""
 
     def of_leg(self, leg: LegId) -> "Connections":
         """Return the connections of a sink leg, to its table: these, or others that end with these."""

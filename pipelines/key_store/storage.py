@@ -107,16 +107,21 @@ class Storage:
 
         Raises FileNotFoundError for a missing file, and ValueError, OSError without a number or an Arrow error for a file that is not ours.
         """
+        batch, header = pa.ipc.open_file(self.content(name)).get_batch_with_custom_metadata(0)
+        return batch, dict(header or {})
+
+    def content(self, name: str) -> pa.Buffer:
+        """Return the bytes of a file, memory-mapped if it is on this machine. Raises FileNotFoundError for a missing file."""
         path = f"{self.path}/{name}"
         if self.is_local:
             # Python's own: pyarrow's memory_map takes 70 us more per file.
             with _reaching(self.path), Path(path).open("rb") as file:
-                content = pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))
-        else:
-            with _reaching(self.path), self.filesystem.open_input_file(path) as file:
-                content = file.read_buffer()
-        batch, header = pa.ipc.open_file(content).get_batch_with_custom_metadata(0)
-        return batch, dict(header or {})
+                if not os.fstat(file.fileno()).st_size:
+                    # A killed writer may have left nothing, which cannot be mapped.
+                    return pa.py_buffer(b"")
+                return pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))
+        with _reaching(self.path), self.filesystem.open_input_file(path) as file:
+            return file.read_buffer()
 
     def names(self) -> list[str]:
         """List the existing files, sorted."""

@@ -52,5 +52,6 @@ def _computed(passed: Passed) -> list[Field]:
         return []
     at: Location = ("transforms", passed.index, "config")
     config = passed.transform.config
-    returned = [Field(one.name, (*at, "output", index), True) for index, one in enumerate(config.made())]
+    made_at = "fields" if passed.transform.type == "lookup" else "output"
+    returned = [Field(one.name, (*at, made_at, index), True) for index, one in enumerate(config.made())]
     return [*(Field(asked.name, (*at, *asked.at[:-1]), True) for asked in config.expressions()), *returned]

@@ -283,7 +283,8 @@ class KeyState:
         """Return (number, the first few, records read) of the key's records after `first` that had been processed by `state`."""
         count = records = 0
         shown: list[Seen] = []
-        for portion in replayed(self.connections.log, self.names, self.connections.engine, config, start, self.last(state).to, progress):
+        log, engine, to = self.connections.log, self.connections.engine, self.last(state).to
+        for portion in replayed(log, self.names, engine, config, start, to, progress, self.connections.snapshots):
             hi, lo = (portion.rows.column(name).to_numpy() for name in KEY_COLUMNS)
             mine = portion.rows.take(np.flatnonzero((hi == key[0]) & (lo == key[1]))).to_pylist()
             later = [row for row in mine if Position(row["_tf_sequence"], row["_tf_ordinal"], 0) > first]

@@ -28,7 +28,7 @@ from pipelines.process.buckets import key_owners, listed, live_runs, shares
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, add_counts, new_counts, run
-from pipelines.process.stage_config import config_of
+from pipelines.process.stage_config import config_of, planned
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan
@@ -97,13 +97,13 @@ class _Rebuilding:
         if purged.below:
             self._begin_at(self._oldest_needed(purged))
         begin = self._at.sequence
-        for start, end, version in self._ranges(begin):
+        for start, end, version, lookups in self._ranges(begin):
             messages = fetch_whole(log, stream, self._state.names.subjects("raw"), start, min(end, to))
             frames = arrivals(messages, self._at.clock_us, self._done.clock_resets)
             while portion := list(islice(frames, frames_per_portion)):
                 sequences = [frame.message.sequence for frame in portion]
                 check_contiguous(stream, sequences, self._at.sequence, sequences[-1])
-                self._replay(portion, version)
+                self._replay(portion, planned(self._connections, version, lookups))
                 progress("replaying the raw stream", self._at.sequence - begin, to - begin)
 
     def _entries(self) -> Iterator[Open | ProcessPlan | ProcessDone]:
@@ -162,26 +162,26 @@ class _Rebuilding:
     def _counted(self, name: str) -> int:
         return self._done.totals.get(name, 0) - self._totals_before.get(name, 0)
 
-    def _ranges(self, begin: int) -> list[tuple[int, int, str]]:
-        """Return (from, to, configuration) of the ranges after `begin`; neighbors of one configuration are one range.
+    def _ranges(self, begin: int) -> list[tuple[int, int, str, dict[str, str]]]:
+        """Return (from, to, configuration, snapshots of look-up tables) of the ranges after `begin`; neighbors that share both are one.
 
         It adds the decisions of their plans to `_poison`.
         """
-        ranges: list[tuple[int, int, str]] = []
+        ranges: list[tuple[int, int, str, dict[str, str]]] = []
         for plan in self._entries():
             if not isinstance(plan, ProcessPlan) or plan.to > self._done.to or plan.start < begin:
                 continue
             start, to, version = plan.start, plan.to, plan.config
             self._poison |= {(poison[0], poison[1]): poison for poison in plan.poison}
-            if ranges and ranges[-1][2] == version:
-                ranges[-1] = (ranges[-1][0], to, version)
+            if ranges and ranges[-1][2:] == (version, plan.lookups):
+                ranges[-1] = (ranges[-1][0], to, *ranges[-1][2:])
             else:
-                ranges.append((start, to, version))
+                ranges.append((start, to, version, plan.lookups))
         return ranges
 
-    def _replay(self, frames: Sequence[Arrived], version: str) -> None:
-        """Replay one portion through the stages and write its keys to the stores."""
-        config, before, last = config_of(self._connections, version), self._at, frames[-1]
+    def _replay(self, frames: Sequence[Arrived], config: Program) -> None:
+        """Replay one portion through the stages of its plan and write its keys to the stores."""
+        before, last = self._at, frames[-1]
         behind = Start(last.message.sequence, before.watermarks, last.arrival_us)
         decided = tuple(poison for (sequence, _), poison in self._poison.items() if before.sequence < sequence <= behind.sequence)
         rows = pa.concat_tables([self._rows(config, step, decided) for step in steps(frames)], promote_options="default")

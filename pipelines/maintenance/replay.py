@@ -8,9 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.connectors.nats.client import JetStream, fetch_whole
+from pipelines.lookups.storage import Snapshots
 from pipelines.process.arrivals import arrivals, steps
 from pipelines.process.dedup import PAST_COLUMN
 from pipelines.process.program import Program, run
+from pipelines.process.snapshots_of_plans import SnapshotsOfPlans
 from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
 from pipelines.progress import Progress
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, ProcessPlan, Watermarks
@@ -71,16 +73,28 @@ def process_entries(log: JetStream, names: Names, end: int) -> Iterator[Open | P
     return (PROCESS_CHAIN.decode(message).body for message in messages)
 
 
+def snapshots_of_plans(log: JetStream, names: Names, snapshots: Snapshots, config: Program) -> SnapshotsOfPlans:
+    """Return the snapshots of the plans of a pipeline; the chain is read only for a program with look-ups."""
+    entries = process_entries(log, names, read_chain(log, names, PROCESS_CHAIN).sequence) if config.lookups else ()
+    return SnapshotsOfPlans(snapshots, entries)
+
+
 def replayed(
-    log: JetStream, names: Names, engine: Engine, config: Program, start: Start, to: int, progress: Progress
+    log: JetStream, names: Names, engine: Engine, config: Program, start: Start, to: int, progress: Progress, snapshots: Snapshots
 ) -> Iterator[Replayed]:
-    """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration."""
+    """Yield the rows after `start` up to raw sequence `to` (inclusive), in portions, under one configuration.
+
+    `snapshots`: those of the look-up tables; each frame is read with those that its plan names.
+    """
     before = start.watermarks
     done = read_chain(log, names, PROCESS_CHAIN).done
     resets = done.body.clock_resets if done else ()
-    for step in steps(arrivals(fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to), start.clock_us, resets)):
+    of_plans = snapshots_of_plans(log, names, snapshots, config)
+    messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, to)
+    portions = (part for step in steps(arrivals(messages, start.clock_us, resets)) for part in of_plans.parts(config, step))
+    for program, step in portions:
         progress("replaying the raw stream", step[-1].message.sequence - start.sequence, to - start.sequence)
-        made = run(config, engine, step)
+        made = run(program, engine, step)
         rows, records = made.rows, made.counts["rows_in"]
         frames = None
         if config.dedup.time_field:

@@ -24,6 +24,7 @@ from pipelines.preview.given import Given, frames_of
 from pipelines.preview.joined import UNMATCHED, WAITING
 from pipelines.preview.readable import readable_rows
 from pipelines.preview.run import REJECTED, ROW, Preview, Seen, preview
+from pipelines.preview.tables import GivenRows, with_tables
 from pipelines.preview.trial import DROPPED, DUPLICATE
 from pipelines.process.program import Program
 from pipelines.protocol.topology import LegId
@@ -93,12 +94,16 @@ class Expected(Model):
     waiting: Whole | None = Field(default=None, description="The number of left records that still wait in a join at the end.")
 
 
+TableRows = dict[str, tuple[dict[str, Any], ...]]
+
+
 class Case(Model):
     """One case."""
 
     name: Text = Field(description="What the case shows.")
     given: Annotated[tuple[Record, ...], Field(min_length=1)] = Field(description="The records, in the order of their arrival.")
     until: Duration | None = Field(default=None, description="Time that passes behind the last record, in which windows of a join end.")
+    tables: TableRows = Field(default_factory=dict, description="Rows of look-up tables, by the table's name, for this case.")
     expect: Expected | None = Field(default=None, description="What must become of them. `tallyflow test --record` writes it.")
 
 
@@ -106,6 +111,10 @@ class CasesFile(Model):
     """A file of cases."""
 
     tests: Annotated[tuple[Case, ...], Field(min_length=1)] = Field(description="The cases.")
+    tables: TableRows = Field(
+        default_factory=dict,
+        description="Rows of look-up tables, by the table's name, for all cases. A file beside the pipeline file is read without them.",
+    )
 
     def faults(self) -> Faults:
         for index, name in repeated(case.name for case in self.tests):
@@ -137,17 +146,21 @@ def load_cases(path: Path) -> CasesFile:
     return cases
 
 
-def run_case(case: Case, program: Program, config: PipelineConfig) -> Result:
-    """Run one case through the program of a pipeline file. A case without an expectation fails."""
+def run_case(case: Case, program: Program, config: PipelineConfig, tables: Mapping[str, GivenRows] | None = None) -> Result:
+    """Run one case through the program of a pipeline file; `tables`: rows for all cases. A case without an expectation fails.
+
+    Raise ConfigurationError for a look-up table of which nothing gives the rows.
+    """
     if case.expect is None:
         return Result(case, ["nothing is expected: write `expect`, or let --record write it"])
-    found = preview_of(case, program, config)
+    found = preview_of(case, program, config, tables)
     rows = rows_by_sink(found, program, config)
     return Result(case, [*_row_differences(case.expect, rows), *_other_differences(case.expect, found)])
 
 
-def preview_of(case: Case, program: Program, config: PipelineConfig) -> Preview:
+def preview_of(case: Case, program: Program, config: PipelineConfig, tables: Mapping[str, GivenRows] | None = None) -> Preview:
     """Return what becomes of the records of a case."""
+    program = with_tables(program, config, {**(tables or {}), **case.tables}, offline=True)
     return preview(program, frames_of(_given(case, config), config.sources, case.until))
 
 

@@ -23,9 +23,9 @@ from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
 from pipelines.process.joining import Joining, frames_between, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts, run
-from pipelines.process.stage_config import config_of
+from pipelines.process.stage_config import config_of, planned
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.bodies import NOTHING, Poison, Waiting
+from pipelines.protocol.bodies import NOTHING, Lookups, Poison, Waiting
 from pipelines.protocol.codec import Count, F, Form, Long, PartitionKey, Text, Version, from_text, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Totals
@@ -43,8 +43,8 @@ Admit = Callable[[Sequence[Arrived], Made], object]
 class StagesItem(Form):
     """The stretch `number` of a plan: raw frames from `start` (exclusive) to `to`, and their `arrivals` in microseconds.
 
-    `poison`: records that are not tried. `step_frames`: the most frames that pass through the stages together. `exchange`: the name under
-    which the rows are held.
+    `poison`: records that are not tried. `lookups`: as in the plan. `step_frames`: the most frames that pass through the stages together.
+    `exchange`: the name under which the rows are held.
     """
 
     exchange: Text
@@ -54,6 +54,7 @@ class StagesItem(Form):
     config: Version
     arrivals: tuple[Long, ...]
     poison: tuple[Poison, ...] = ()
+    lookups: Lookups = field(default_factory=dict)
     step_frames: Count = FRAMES_PER_STEP
 
 
@@ -146,6 +147,7 @@ def _stages_item(item: ProcessItem, exchange: str, number: int, stretch: Sequenc
         config=item.config,
         arrivals=tuple(frame.arrival_us for frame in stretch),
         poison=tuple(one for one in item.poison if first <= one[0] <= last),
+        lookups=item.lookups,
         step_frames=item.step_frames,
     )
 
@@ -193,7 +195,7 @@ def _staged_of(content: bytes) -> tuple[StagesReport, pa.Table]:
 
 
 def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived]) -> tuple[StagesReport, pa.Table]:
-    config, counts, lanes = config_of(connections, item.config), new_counts(), connections.lanes
+    config, counts, lanes = planned(connections, item.config, item.lookups), new_counts(), connections.lanes
     rows, dead_letters = [], []
     for step in steps(frames, STEP_BYTES // config.widening, item.step_frames):
         made = run_step(connections, config, step, item.poison)

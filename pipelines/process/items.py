@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pipelines.process.arrivals import FRAMES_PER_STEP
-from pipelines.protocol.bodies import NOTHING, ClockReset, Poison, Waiting, Watermarks
+from pipelines.protocol.bodies import NOTHING, ClockReset, Lookups, Poison, Waiting, Watermarks
 from pipelines.protocol.codec import Count, Form, Long, Text, Version
 from pipelines.protocol.ledger import Totals
 from pipelines.protocol.run_lists import Lists
@@ -17,8 +17,8 @@ class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
-    records that are not tried. `step_frames`: the most frames that pass through the stages together. `oldest`: the first raw sequence of
-    which a join may still write a row.
+    records that are not tried. `lookups`: as in the plan. `step_frames`: the most frames that pass through the stages together. `oldest`:
+    the first raw sequence of which a join may still write a row.
     """
 
     start: Count
@@ -30,6 +30,7 @@ class ProcessItem(Form):
     tails: dict[Text, SubjectTail] = field(default_factory=dict)
     runs: Lists = field(default_factory=dict)
     poison: tuple[Poison, ...] = ()
+    lookups: Lookups = field(default_factory=dict)
     step_frames: Count = FRAMES_PER_STEP
     oldest: Count = 0
 

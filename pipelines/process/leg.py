@@ -21,7 +21,9 @@ from pipelines.process.buckets import subjects_of
 from pipelines.process.frames import process_frames
 from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
-from pipelines.process.stage_config import config_of
+from pipelines.process.program import Program
+from pipelines.process.snapshot_choice import SnapshotChoice
+from pipelines.process.stage_config import config_of, planned
 from pipelines.process.ticks import TickedInput
 from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
@@ -56,6 +58,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _run_lists: RunLists | None = None
     _tails: Mapping[str, SubjectTail] = {}
     """Ends of subjects as this leg has seen them; a missing subject is looked up."""
+    _snapshots: SnapshotChoice | None = None
     _runs: Lists | None = None
     """The live segments after the plan that was executed last."""
 
@@ -178,8 +181,15 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         start, version = self.chain.state.to or 0, self.connections.run.stage_config
         to = min(end["sequence"], start + self._plan_frames)
         # With dedup the rows of a plan are handled together, so they must fit into memory.
-        self._fetched = self._fetch(start, to, PLAN_BYTES // config_of(self.connections, version).widening)
-        return ProcessPlan(start=start, to=self._fetched[-1].sequence, config=version)
+        config = config_of(self.connections, version)
+        self._fetched = self._fetch(start, to, PLAN_BYTES // config.widening)
+        return ProcessPlan(start=start, to=self._fetched[-1].sequence, config=version, lookups=self._newest_lookups(config))
+
+    def _newest_lookups(self, config: Program) -> dict[str, str]:
+        """Return the snapshots that a new plan names."""
+        if self._snapshots is None:
+            self._snapshots = SnapshotChoice(self.connections)
+        return self._snapshots.newest(config)
 
     def _fetch(self, start: int, to: int, most_bytes: float = math.inf) -> list[Message]:
         """Fetch the raw frames with `start` < sequence <= `to`; end before that with the frame that exceeds `most_bytes`, decoded.
@@ -265,7 +275,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         item = self._item(plan)
         arrived = self._arrived(item)
         # All buckets at once: a step through the stages has a fixed cost, however few its rows are.
-        report = process_frames(self.connections, config_of(self.connections, item.config), item, arrived)
+        report = process_frames(self.connections, planned(self.connections, item.config, item.lookups), item, arrived)
         self._runs = self._adopted({**item.runs, **report.runs})
         self._tails = tails = {**item.tails, **report.tails}
         return ProcessDone(
@@ -281,6 +291,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             waiting=report.waiting,
             ends={role: self._end_of(role, tails) for role in (*self.connections.config.topology.writes(self.name), "duplicates")},
             arrivals=tuple(differences([frame.arrival_us for frame in arrived])),
+            lookups=plan.lookups,
         )
 
     def _item(self, plan: ProcessPlan) -> ProcessItem:
@@ -290,6 +301,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             to=plan.to,
             config=plan.config,
             poison=plan.poison,
+            lookups=plan.lookups,
             tails=dict(self._tails),
             runs=self._lists.of(self._listed_by),
             step_frames=self._step_frames,

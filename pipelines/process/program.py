@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.config.fields import common
 from pipelines.errors import HaltError
+from pipelines.lookups.spec import TableSpec
 from pipelines.process.arrivals import SOURCE_COLUMN, Arrived, records_of, sourced_records_of
 from pipelines.process.dead_letter_rows import dead_letters
 from pipelines.process.isolation import Decided, take_out
@@ -27,6 +28,7 @@ from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds, pass_through
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.join import Join
+from pipelines.process.steps.lookup import Lookup, SnapshotOpener
 from pipelines.process.steps.mapping import MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.naming import DEDUP_STORE, LEFT_STORE, RIGHT_STORE
@@ -192,6 +194,24 @@ class Program:
         for step in self.shared[: self.shared.index(self.dedup)] if self.dedup.key else ():
             columns = step.columns_out(columns)
         return columns
+
+    @cached_property
+    def lookups(self) -> Mapping[str, TableSpec]:
+        """What the look-ups of all steps read of their tables, by the table's name."""
+        found: dict[str, TableSpec] = {}
+        for step in self.steps:
+            if isinstance(step, Lookup):
+                found[step.table] = found[step.table].united(step.spec) if step.table in found else step.spec
+        return found
+
+    def with_snapshots(self, openers: Mapping[str, SnapshotOpener]) -> "Program":
+        """Return the program for a plan, with the snapshots that its look-ups read; what is stored of it stays the same."""
+
+        def given(steps: Sequence[Step]) -> tuple[Step, ...]:
+            return tuple(replace(one, snapshot=openers.get(one.table)) if isinstance(one, Lookup) else one for one in steps)
+
+        lanes = tuple(replace(lane, steps=given(lane.steps)) for lane in self.lanes)
+        return replace(self, lanes=lanes, shared=given(self.shared))
 
     @property
     def archives(self) -> frozenset[str]:

@@ -6,14 +6,20 @@ version, so a range that one program began is never finished by another. Connect
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from pipelines.engine.connections import Connections
 from pipelines.errors import ConflictError, HaltError
 from pipelines.functions.code import archive_of, is_kept, keep
+from pipelines.lookups.storage import Snapshots
 from pipelines.process.program import RELEASE, Program
 from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names
+
+_RECENT_PROGRAMS = 4
+"""Programs with snapshots that are kept: what a program derives from its steps is derived once."""
 
 
 def store(log: Log, names: Names, config: Program) -> str:
@@ -68,6 +74,29 @@ def _load_code(log: Log, names: Names, digest: str) -> None:
         found = "it is not there" if message is None else "other code is there; only Tallyflow may write to its streams"
         raise HaltError(f"reading the code {digest[:16]} from {names.stream('ledger')}: {found}; restore the ledger stream from a backup")
     keep(message.payload)
+
+
+def planned(connections: Connections, version: str, lookups: Mapping[str, str]) -> Program:
+    """Return the configuration of a version with the snapshots of a plan, `lookups` by table; each is opened at its first use."""
+    program = config_of(connections, version)
+    if not program.lookups:
+        return program
+    recent = connections.keep("planned programs", dict[tuple[str, frozenset[tuple[str, str]]], Program])
+    key = version, frozenset(lookups.items())
+    if key not in recent:
+        while len(recent) >= _RECENT_PROGRAMS:
+            recent.pop(next(iter(recent)))
+        recent[key] = with_snapshots(program, connections.snapshots, lookups)
+    return recent[key]
+
+
+def with_snapshots(program: Program, snapshots: Snapshots, lookups: Mapping[str, str]) -> Program:
+    """Return a program with the snapshots of a plan, `lookups` by table. Raise HaltError for a table of which none is named."""
+    if not program.lookups:
+        return program
+    if missing := sorted(program.lookups.keys() - lookups.keys()):
+        raise HaltError(f"configuration {program.version} looks up in table {missing[0]}, of which the plan names no snapshot")
+    return program.with_snapshots({table: partial(snapshots.open, table, lookups[table]) for table in program.lookups})
 
 
 def config_of(connections: Connections, version: str) -> Program:

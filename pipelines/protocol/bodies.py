@@ -11,7 +11,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, Strict
 
-from pipelines.protocol.codec import Base64, Count, Digest, Flag, Form, FullTable, Long, PartitionKey, Text, Version
+from pipelines.protocol.codec import (
+    Base64,
+    Count,
+    Digest,
+    Flag,
+    Form,
+    FullTable,
+    Long,
+    PartitionKey,
+    SnapshotDigest,
+    TableName,
+    Text,
+    Version,
+)
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Plan
 from pipelines.protocol.naming import REDRIVE
 
@@ -23,6 +36,8 @@ Poison = tuple[Count, Count, Text, Text] | tuple[Count, Count, Text, Text, Text]
 """A record on which a stage ends: raw sequence, ordinal, stage, message, and its code unless it is `internal_error`.
 
 With a count: as many records of its frame from this one on."""
+Lookups = dict[TableName, SnapshotDigest]
+"""The snapshots of look-up tables (`lookups.snapshot`), by the name of the table."""
 
 
 @dataclass(frozen=True)
@@ -138,17 +153,23 @@ class PageReference(Form):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPlan(Plan):
-    """Raw sequences to process, under the configuration of a version. `poison`: their records that are dead letters without being tried."""
+    """Raw sequences to process, under the configuration of a version. `poison`: their records that are dead letters without being tried.
+
+    `lookups`: the digest of the snapshot of each table that its look-ups read, by the table's name.
+    """
 
     start: Count
     to: Count
     config: Version
     poison: tuple[Poison, ...] = ()
+    lookups: Lookups = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessDone(Done):
     """Raw sequences that were processed. `clock_us`: the arrival of the last frame; `clock_resets`, `watermarks`: as of this frame.
+
+    `lookups`: as in its plan.
 
     `ends`: the last sequences of the streams that the sinks read, by role, and of `duplicates`. `arrivals` of the range's frames: the
     first, then the difference of each frame from the one before it. `waiting`: after this range, if there is a join.
@@ -166,6 +187,7 @@ class ProcessDone(Done):
     runs: PageReference | None = None
     waiting: Waiting | None = None
     arrivals: tuple[Long, ...] = ()
+    lookups: Lookups = field(default_factory=dict)
 
 
 # Sink.

@@ -36,6 +36,10 @@ PartitionKey = Annotated[str, Strict(), Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Version = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
 """The version of a stage configuration, which is a token of a subject."""
 Digest = Annotated[str, Strict(), Field(pattern=r"^[0-9a-f]{0,64}$")]
+SnapshotDigest = Annotated[str, Strict(), Field(pattern=r"^[0-9a-f]{64}$")]
+"""The SHA-256 of a snapshot, which is the name of its file."""
+TableName = Annotated[str, Strict(), Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+"""The name of a look-up table, which is a token of a subject and the name of a directory."""
 Base64 = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 FullTable = Annotated[str, Strict(), AfterValidator(_table)]
 """`database.table`, or nothing."""

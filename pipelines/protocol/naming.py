@@ -116,6 +116,10 @@ class Names:
         """Return the subject of the segments that a compaction offers to the process leg."""
         return f"tf.{self.pipeline}.ledger.compact"
 
+    def lookup(self, table: str) -> str:
+        """Return the subject of the snapshots of a look-up table that are offered to the process leg (`lookup_offers`)."""
+        return f"tf.{self.pipeline}.ledger.lookup.{table}"
+
     def run_lists(self) -> str:
         """Return the subject of the pages that list the live segments of the key store (`run_lists.py`)."""
         return f"tf.{self.pipeline}.runs.dedup"
@@ -156,6 +160,11 @@ def listed_as(store: str, bucket: int) -> str:
 def segments_place(state_storage: str, key: str) -> str:
     """Return the place of the segments that are listed under a key."""
     return _below(state_storage, key if "/" in key else f"{DEDUP_STORE}/{key}")
+
+
+def lookup_storage(state_storage: str, table: str) -> str:
+    """Return the place of the snapshots of a look-up table."""
+    return _below(state_storage, f"lookups/{table}")
 
 
 def _below(storage: str, name: str) -> str:

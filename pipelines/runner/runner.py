@@ -53,6 +53,7 @@ from pipelines.protocol.topology import SINK, LegId
 from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.halts import halts_noted
+from pipelines.runner.lookup_tables import LookupTables
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.retention import DeadLetterRetention, Retention
@@ -126,6 +127,7 @@ class Runner:
         self.copiers: dict[LegId, LedgerCopier] = {}
         self.retention: Retention | None = None
         self.pace: Pace | None = None
+        self.lookups: LookupTables | None = None
         self.is_ready = False
         self.waits_for = ""
         """Why the start is waiting before any leg is built, and what to do; else empty."""
@@ -168,6 +170,8 @@ class Runner:
                 run = self._write_run(prepared)
                 self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
                 self._copy_ledger(prepared)
+                if self.lookups is not None:
+                    self.lookups.offer_first(self.legs[self.topology.process])
                 session = self._open_session()
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
@@ -212,11 +216,21 @@ class Runner:
 
     def _prepare(self, sinks: Mapping[LegId, Sink]) -> Prepared:
         prepared = prepare(self.config, self.log, self.sources, sinks)
+        self._fetch_tables(prepared)
         check_answers(self.options.master)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
         return prepared
+
+    def _fetch_tables(self, prepared: Prepared) -> None:
+        """Fetch the look-up tables for the first plan; the runner that has process does."""
+        if self.topology.process not in self.options.legs or not self.config.tables:
+            return
+        if self.lookups is None:
+            state_storage = self.names.state_storage(self.directory, self.config.state_uri)
+            self.lookups = LookupTables(self.config, self.log, state_storage, self._announce)
+        self.lookups.fetch_first(compile_program(self.config, [*prepared.tables.values()]).lookups)
 
     def _wait_for(self, error: BaseException | None) -> None:
         """Report what the start waits for: a message each time, and from the first time on at `/status`."""
@@ -320,6 +334,8 @@ class Runner:
         self.retention.start()
         self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
+        if self.lookups is not None:
+            self.lookups.start()
 
     def _watch(self, session: SparkSession, epochs: Epochs) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
@@ -386,6 +402,8 @@ class Runner:
             yield self.retention.close
         if self.pace is not None:
             yield self.pace.close
+        if self.lookups is not None:
+            yield self.lookups.close
         if self._session is not None:
             yield partial(self._engine.close, self._session)
         for source in self.sources.values():

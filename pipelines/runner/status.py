@@ -43,7 +43,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
     """Return the runner's state now, as JSON values.
 
     Legs with their last batch and totals, lag and rate of each leg (`pace`), lanes, lag per Kafka partition, what the runner waits for; if
-    the file asks for a ledger table, how far it is copied.
+    the file asks for a ledger table, how far it is copied; the look-up tables, with the age of their snapshots.
     """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
@@ -63,6 +63,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "lanes": _lanes(runner),
         "lag": lag,
         **({"ledger_tables": {leg: asdict(copier.status) for leg, copier in runner.copiers.items()}} if runner.copiers else {}),
+        **({"lookup_tables": runner.lookups.facts()} if runner.lookups else {}),
         **_streams(runner),
     }
 
@@ -192,7 +193,19 @@ class _Metrics:
             size.add_metric([pipeline, role], facts["bytes"])
             if facts["max_bytes"] > 0:
                 limit.add_metric([pipeline, role], facts["max_bytes"])
-        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, lanes, healthy]
+        return [rows, batches, retries, busy, state, lag, waiting, age, size, limit, lanes, healthy, *_of_tables(now)]
+
+
+def _of_tables(now: dict[str, Any]) -> list[Metric]:
+    labels = ["pipeline", "table"]
+    age = GaugeMetricFamily("tallyflow_lookup_age_seconds", "Age of the newest snapshot of a look-up table", labels=labels)
+    rows = GaugeMetricFamily("tallyflow_lookup_rows", "Rows of that snapshot", labels=labels)
+    failed = GaugeMetricFamily("tallyflow_lookup_failed", "1 if the last fetch of the table failed", labels=labels)
+    for table, facts in now.get("lookup_tables", {}).items():
+        age.add_metric([now["pipeline"], table], facts["age_seconds"])
+        rows.add_metric([now["pipeline"], table], facts["rows"])
+        failed.add_metric([now["pipeline"], table], float(bool(facts["failure"])))
+    return [age, rows, failed]
 
 
 class StatusServer:

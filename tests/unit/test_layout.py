@@ -16,12 +16,24 @@ PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
 OWN = ("pipelines", "resources", "dagster_project", "sql")
 
 ROOMS = (
-    *("types", "error_classes", "expressions", "functions", "protocol", "key_store", "config", "connectors", "control", "engine"),
+    *(
+        "types",
+        "error_classes",
+        "expressions",
+        "functions",
+        "protocol",
+        "key_store",
+        "lookups",
+        "config",
+        "connectors",
+        "control",
+        "engine",
+    ),
     *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "demo", "cli"),
 )
 """Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""
 
-PURE_ROOMS = ("types", "error_classes", "expressions", "protocol", "key_store")
+PURE_ROOMS = ("types", "error_classes", "expressions", "protocol", "key_store", "lookups")
 """Rooms that touch nothing outside: they work on tables, on files of their own, and on a `ledger.Log` that they are given."""
 
 PURE_STEPS = (

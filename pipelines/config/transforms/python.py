@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr
 
@@ -63,6 +63,9 @@ class FunctionConfig(TransformConfig):
     def made(self) -> Iterable[Made]:
         for output in self.output:
             yield Made(output.name, output.type, output.unit)
+
+    def origin_of(self, made: Made) -> dict[str, Any]:
+        return {"function": self.function}
 
     def faults(self) -> Faults:
         for index, name in repeated(self.input):

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
+from pipelines.home import default_home
 from pipelines.process import stage_config
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
@@ -40,7 +41,7 @@ from pipelines.proof.readers import streams
 from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.dropped import find_dropped
-from pipelines.proof.verification.loading import Source
+from pipelines.proof.verification.loading import Source, snapshots_of
 from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
@@ -58,15 +59,18 @@ _POSITIONS_PER_QUERY = 1000
 
 
 class Audit:
-    """One audit; use it once. Of each kind of fault, `examples` are named.
+    """One audit; use it once. Of each kind of fault, `examples` are named. `directory`: the pipeline's, by default below this host's home.
 
     Raise HaltError for a pipeline that was never started, RetryableError while a system is away.
     """
 
-    def __init__(self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress) -> None:
+    def __init__(
+        self, config: PipelineConfig, log: JetStream, examples: int, progress: Progress = no_progress, directory: Path | None = None
+    ) -> None:
         self._config, self._log, self._examples, self._progress = config, log, examples, progress
         self._names = Names(config.pipeline_id)
         self._topology = config.topology
+        self._directory = directory or self._names.directory(default_home())
         self._streams = {role: Subjects(self._names.stream(role)) for role in ("raw", *self._topology.outs, "dlq", "duplicates")}
         self._report = AuditReport(config.pipeline_id)
 
@@ -232,7 +236,8 @@ class Audit:
         """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks."""
         history = read_history(self._log, self._names, self._topology, leg, None).up_to(limits.process_to).after(limits.floor)
         self._progress(f"looking for {len(codes):,} records that may have been dropped")
-        source = Source(self._log, self._names, leg, history, load_configs(self._log, self._names, leg, history))
+        snapshots = snapshots_of(self._config, self._directory)
+        source = Source(self._log, self._names, leg, history, load_configs(self._log, self._names, leg, history), snapshots)
 
         def accepted(first: int, last: int) -> RawPositions:
             return np.unique(np.concatenate([account.accepted(first, last) for account in accounts.values()]))
@@ -254,7 +259,8 @@ class Audit:
 
     def _verify_rows(self, seen: PipelineConfig, directory: Path) -> None:
         """Compare a table without position columns by the contents of its rows: verification computes them again."""
-        verifier = Verifier(seen, self._log, Request(directory, examples=self._examples), self._progress)
+        request = Request(directory, examples=self._examples, pipeline_directory=self._directory)
+        verifier = Verifier(seen, self._log, request, self._progress)
         self._report.counts[self._of("table", seen.sink_leg)] = rows = count_rows(seen.sink, "true")
         subject = verifier.subject()
         if subject is None or not subject.history.is_whole:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 from pipelines.config import DedupConfig, PipelineConfig
 from pipelines.config.fields import joins
@@ -36,10 +37,12 @@ class Look:
     check has no result, and others may have one.
     """
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, directory: Path | None = None) -> None:
+        """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._config, self._names = config, Names(config.pipeline_id)
         self._log = JetStream(config.nats)
-        self._tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock) for seen in config.by_table}
+        tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock, directory) for seen in config.by_table}
+        self._tables = tables
 
     def __enter__(self) -> "Look":
         return self
@@ -104,8 +107,9 @@ class Look:
 class _TableLook:
     """The part of a look at one table, that of the config's sink. `now`: returns the instant of the look."""
 
-    def __init__(self, config: PipelineConfig, log: JetStream, now: Callable[[], datetime]) -> None:
+    def __init__(self, config: PipelineConfig, log: JetStream, now: Callable[[], datetime], directory: Path | None) -> None:
         self._config, self._names, self._log, self._now = config, Names(config.pipeline_id), log, now
+        self._directory = directory
         self._clickhouse = ClickHouse(config.sink)
         self._table = TableFacts(config, self._clickhouse)
 
@@ -135,7 +139,7 @@ class _TableLook:
             return None
         for _ in range(_LOOKS):
             before, _ = confirmed_rows(self._log, self._names, self._config.sink_leg)
-            # Which raw frames a fallback has settled, only the other sink's chain would say; dead letters are of any frame, and one of a join
+            # Which raw frames a fallback has settled only the other sink's chain says; dead letters are of any frame, and one of a join
             # may get further rows later.
             is_fallback = self._config.topology.refuser_of(self._config.sink_leg) is not None
             is_open = is_fallback or self._is_of_dead_letters or joins(self._config)
@@ -176,7 +180,7 @@ class _TableLook:
         result = evaluate.gaps(confirmed, held)
         if result.passed or positions.rows + positions.foreign > AUDITED_ROWS:
             return result
-        return evaluate.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES).run().findings)
+        return evaluate.gaps(confirmed, held, Audit(self._config, self._log, _EXAMPLES, directory=self._directory).run().findings)
 
     def _gaps_of_rows(self) -> CheckResult:
         """Compare numbers of rows; count again where a chunk was being inserted: between two chunks the numbers are clear."""

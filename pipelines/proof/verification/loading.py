@@ -10,9 +10,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
+from pipelines.lookups.storage import Snapshots
 from pipelines.process.arrivals import Arrived
 from pipelines.process.program import Program
+from pipelines.process.stage_config import with_snapshots
 from pipelines.process.watermarks import PARTITIONS_OF_A_SOURCE
 from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
@@ -69,13 +72,17 @@ class FramesSeen:
 
 @dataclass(frozen=True)
 class Source:
-    """The streams of one pipeline, its ledger's account of raw, and the configurations of its ranges by version, as `sink` sees them."""
+    """The streams of one pipeline, its ledger's account of raw, and the configurations of its ranges by version, as `sink` sees them.
+
+    `snapshots`: those of its look-up tables.
+    """
 
     log: JetStream
     names: Names
     sink: LegId
     history: History
     configs: Mapping[str, Program]
+    snapshots: Snapshots
 
     @property
     def sources(self) -> Sequence[str]:
@@ -87,6 +94,11 @@ class Source:
         """The sinks whose refused rows others take, and those."""
         tables = [table for config in self.configs.values() for table in config.tables.tables if table.refused_by]
         return {(LegId.parse(table.refused_by), LegId.parse(table.leg)) for table in tables}
+
+
+def snapshots_of(config: PipelineConfig, directory: Path) -> Snapshots:
+    """Return the snapshots of a pipeline's look-up tables; `directory`: the pipeline's own on this host."""
+    return Snapshots(Names(config.pipeline_id).state_storage(directory, config.state_uri))
 
 
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
@@ -104,9 +116,11 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
             _add_diverted(reference, source.sink, refuser, fallback, positions[is_inside])
     history, seen = source.history, FramesSeen(source.sources)
     clock_us = history.arrival_us(span.read_from)
-    for first, last, version in history.segments(span.read_from, span.read_to):
+    for first, last, version, lookups in history.parts(span.read_from, span.read_to):
         progress(f"reading raw {first}..{last}")
         config = source.configs[version]
+        if config.lookups:
+            config = with_snapshots(config, source.snapshots, lookups)
         parts = parts_read([column for lane in config.lanes for column in lane.parse.columns])
         frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add, parts)
         reference.load(frames, config)

@@ -23,6 +23,7 @@ from pipelines.proof.verification.functions import register
 from pipelines.proof.verification.join import joined_rows_statement, sides_statement
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
+from pipelines.proof.verification.tables import snapshots_in
 from pipelines.proof.verification.values import MACROS, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
 from pipelines.types.columns import value_type
@@ -126,7 +127,10 @@ class Reference:
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
     def load(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
-        """Read records of FRAME_SCHEMA that were processed under `config`. Memory holds a batch per thread of the engine."""
+        """Read records of FRAME_SCHEMA that were processed under `config`, which has the snapshots of their plan.
+
+        Memory holds a batch per thread of the engine.
+        """
         batches = iter(frames)
         first = next(batches, None)
         if first is None:
@@ -136,16 +140,17 @@ class Reference:
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
         statement_for = statement_of if config.join is None else sides_statement
         rows = statement_for(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
-        if len(config.lanes) == 1:
-            run_over(self._engine, "frames", reader, rows)
-            return
-        # The statement reads the records once for each source, a reader gives them once.
-        run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
-        if config.join is not None:
-            self._engine.execute(f"CREATE TABLE IF NOT EXISTS sides AS FROM ({rows}) LIMIT 0")
-            rows, self._has_sides = f"INSERT INTO sides BY NAME {rows}", True
-        self._engine.execute(rows)
-        self._engine.execute("DROP TABLE frames")
+        with snapshots_in(self._engine, config):
+            if len(config.lanes) == 1:
+                run_over(self._engine, "frames", reader, rows)
+                return
+            # The statement reads the records once for each source, a reader gives them once.
+            run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
+            if config.join is not None:
+                self._engine.execute(f"CREATE TABLE IF NOT EXISTS sides AS FROM ({rows}) LIMIT 0")
+                rows, self._has_sides = f"INSERT INTO sides BY NAME {rows}", True
+            self._engine.execute(rows)
+            self._engine.execute("DROP TABLE frames")
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""

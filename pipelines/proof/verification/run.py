@@ -24,7 +24,7 @@ from pipelines.proof.readers.table import count_rows, position_batches, table_ba
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
 from pipelines.proof.verification.dead_letter_table import DeadLetterVerifier
 from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
-from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine
+from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine, snapshots_of
 from pipelines.proof.verification.open_lefts import find_early_ends, note_open_lefts, rows_among, waiting_lefts
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
@@ -58,7 +58,8 @@ class Request:
     """The range to verify: records that arrived from `since` (inclusive) to `until` (exclusive), aware UTC; None means without a limit.
 
     `with_kafka`: compare the bytes of the raw records with Kafka's, as far as Kafka still holds them. Of each kind of fault, `examples` are
-    named. Tables and spilled data are in a new directory below `directory`, which is removed.
+    named. Tables and spilled data are in a new directory below `directory`, which is removed. `pipeline_directory`: the pipeline's own on
+    this host, in which the snapshots of look-up tables are, unless state has a URI; None if it is `directory`.
     """
 
     directory: Path
@@ -66,6 +67,7 @@ class Request:
     until: datetime | None = None
     examples: int = 10
     with_kafka: bool = False
+    pipeline_directory: Path | None = None
 
 
 def verify(config: PipelineConfig, log: JetStream, request: Request, progress: Progress = no_progress) -> Verification:
@@ -169,7 +171,8 @@ class Verifier:
 
     def _load(self, reference: Reference, subject: Subject, span: Span) -> FramesSeen:
         """Read the records; note missing frames, and frames whose arrival differs from the one that process has used."""
-        source = Source(self._log, self._names, self._leg, subject.history, subject.configs)
+        snapshots = snapshots_of(self._config, self._request.pipeline_directory or self._request.directory)
+        source = Source(self._log, self._names, self._leg, subject.history, subject.configs, snapshots)
         seen = load_span(reference, source, span, self._progress)
         ledger_us = dict(zip(subject.history.sequences, subject.history.arrivals_us, strict=True))
         of_ledger = subject.history.frames(span.read_from, span.read_to)

@@ -6,7 +6,7 @@ entries and frames reach back to the same range.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 
@@ -31,12 +31,16 @@ _CLOCKS_APART_US = 60_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """A range that the process leg has done: raw sequences from `first` to `to`, the watermarks up to there."""
+    """A range that the process leg has done: raw sequences from `first` to `to`, the watermarks up to there.
+
+    `version`: of its configuration; `lookups`: the snapshots of its look-up tables.
+    """
 
     first: int
     to: int
     version: str
     watermarks: Watermarks = NOTHING
+    lookups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,13 @@ class History:
         for version, group in groupby(inside, key=lambda plan: plan.version):
             plans = list(group)
             yield max(plans[0].first, first), min(plans[-1].to, last), version
+
+    def parts(self, first: int, last: int) -> Iterator[tuple[int, int, str, Mapping[str, str]]]:
+        """Yield (first sequence, last sequence, version, snapshots of look-up tables) of the stretches with the same of both."""
+        inside = [plan for plan in self.plans if max(plan.first, first) <= min(plan.to, last)]
+        for (version, _), group in groupby(inside, key=lambda plan: (plan.version, sorted(plan.lookups.items()))):
+            plans = list(group)
+            yield max(plans[0].first, first), min(plans[-1].to, last), version, plans[0].lookups
 
     def after(self, floor: int) -> "History":
         """Return the history of the frames after raw sequence `floor`, as if the others were purged."""
@@ -145,7 +156,7 @@ def read_history(log: JetStream, names: Names, topology: Topology, sink: LegId, 
         if not isinstance(body, ProcessDone):
             continue
         if body.to > body.start:
-            plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks)
+            plans[body.to] = Plan(body.start + 1, body.to, body.config, body.watermarks, body.lookups)
             frames = enumerate(from_differences(body.arrivals), start=body.start + 1)
             arrivals |= {sequence: at for sequence, at in frames if sequence >= below}
         if body.ends.get(fed.input_role, 0) <= confirmed:

@@ -19,6 +19,7 @@ from pipelines.process.program import Lane, Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification import record_columns
 from pipelines.proof.verification.functions import argument, name_of
+from pipelines.proof.verification.tables import join_of
 from pipelines.proof.verification.values import (
     Reading,
     field_value,
@@ -134,6 +135,8 @@ def through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: 
             made, parameters = _compute(step, fields, indexes)
         elif step.name in ("python", "pyspark"):
             made, parameters = _python(step, fields, indexes)
+        elif step.name == "lookup":
+            made, parameters = _lookup(step, fields, indexes)
         else:
             parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)
         rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
@@ -254,6 +257,17 @@ def _python(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> t
         "function": name_of(step.called),
         "argument": argument([_quoted(name) for name, _ in step.inputs]),
         "codes": trusted_codes(),
+        "inputs": _inputs(step.fields_read(), fields),
+    }
+
+
+def _lookup(step: Any, fields: Mapping[str, Field], indexes: Iterator[int]) -> tuple[dict[str, Field], dict[str, str]]:
+    made = {one.field: Field(next(indexes), one.field, record_columns.source_of(one.type)) for one in step.fields}
+    columns = zip(made.values(), step.fields, strict=True)
+    parts = [(field, kind_and_text(field.source, f"found.{_quoted(f'value.{one.column}')}")) for field, one in columns]
+    return made, {
+        **join_of(step, _quoted),
+        "kinds_and_texts": "".join(f", {kind} AS {field.kind}, {text} AS {field.text}" for field, (kind, text) in parts),
         "inputs": _inputs(step.fields_read(), fields),
     }
 

@@ -91,4 +91,4 @@ def test_accounts_know_what_becomes_of_records_in_it() -> None:
 
 
 def test_dead_letters_may_be_of_its_stage() -> None:
-    assert STAGES == ("parse", "compute", "dedup", "filter", "join", "nothing", "pyspark", "python", "transform", "sink")
+    assert STAGES == ("parse", "compute", "dedup", "filter", "join", "lookup", "nothing", "pyspark", "python", "transform", "sink")

@@ -706,7 +706,11 @@ def test_login_that_can_work_loads(connection: dict[str, Any]) -> None:
     ("transform", "at", "message"),
     [
         ({"config": {}}, "transforms[0].type", "is required"),
-        ({"type": "dedupe", "config": {}}, "transforms[0].type", "dedup, compute, filter, pyspark, python, stateless (did you mean"),
+        (
+            {"type": "dedupe", "config": {}},
+            "transforms[0].type",
+            "dedup, compute, filter, lookup, pyspark, python, stateless (did you mean",
+        ),
         ({"type": "dedup"}, "transforms[0].config", "is required"),
         (changed("source_id", "oders", DEDUP), "transforms[0].source_id", "did you mean 'orders'?"),
         (changed("config.key", "order", DEDUP), "transforms[0].config.key", "did you mean 'order_id'?"),

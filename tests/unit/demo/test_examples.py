@@ -16,6 +16,7 @@ from pipelines.preview.cases import FIRST_ARRIVAL
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.run import REJECTED, ROW, preview
+from pipelines.preview.tables import with_tables
 from pipelines.preview.trial import DROPPED, DUPLICATE
 
 NAMES = sorted(path.parent.name for path in DIRECTORY.glob("*/pipeline.yaml"))
@@ -28,7 +29,7 @@ def test_the_steps_make_of_the_records_what_the_example_says(name: str) -> None:
     example, config = load_example(name), load(example_file(name), ADDRESSES)
     account = example.account(example.generator.events(MIXED, 3000))
     given = [Given(value, FIRST_ARRIVAL, key) for events in example.generator.events(MIXED, 3000) for key, value, _ in events]
-    found = preview(declared_program(config), frames_of(given, config.sources))
+    found = preview(with_tables(declared_program(config), config, offline=True), frames_of(given, config.sources))
     # The first table of each example has all rows.
     rows = account.rows[config.sink.id or ""]
     outcomes = {ROW: rows, DROPPED: account.filtered, DUPLICATE: account.duplicates, REJECTED: account.dead_letters.total()}

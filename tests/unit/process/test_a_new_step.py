@@ -21,7 +21,7 @@ def test_a_step_that_does_nothing_is_four_files(tmp_path: Path) -> None:
 
 
 def test_this_tree_has_no_such_step() -> None:
-    assert set(kinds()) == {"parse", "dedup", "filter", "compute", "join", "pyspark", "python", "mapping"}
+    assert set(kinds()) == {"parse", "dedup", "filter", "compute", "join", "lookup", "pyspark", "python", "mapping"}
 
 
 def test_an_unregistered_outcome_is_an_error_before_any_record() -> None:

@@ -35,13 +35,14 @@ from pipelines.testing import FIRST_INSTANT
 
 MARK = InputMark(7, "tf.p.raw.s.0", "2026-01-01T00:00:00+00:00", "ab" * 16)
 COUNTS: dict[str, Any] = {"counts": {"rows_in": 3}, "totals": {"rows_in": 9}, "seconds": 0.25}
+SNAPSHOTS = {"countries": "ab" * 32, "prices": "0" * 64}
 WHOLE: dict[str, list[Any]] = {
     "ingest": [
         IngestPlan(start={"0": 1, "1": 7}, to={"0": 5, "1": 7}, standing=("1",), rest={"1": 9}, is_anchor=True),
         IngestDone(start={"0": 1}, to={"0": 5}, tails={"0": RawTail(4, -1)}, rest={"1": 9}, **COUNTS),
     ],
     "process": [
-        ProcessPlan(start=3, to=6, config="0123456789abcdef", poison=((5, 1, "parse", "ends"),)),
+        ProcessPlan(start=3, to=6, config="0123456789abcdef", poison=((5, 1, "parse", "ends"),), lookups=SNAPSHOTS),
         ProcessDone(
             start=3,
             to=6,
@@ -54,6 +55,7 @@ WHOLE: dict[str, list[Any]] = {
             ends={"out": 8, "duplicates": 9},
             runs=PageReference(1, 2, "ab", 3),
             arrivals=(5, -1, 0),
+            lookups=SNAPSHOTS,
             **COUNTS,
         ),
     ],
