@@ -178,7 +178,7 @@ def test_a_range_names_what_may_still_get_a_row(case: PipelineCase) -> None:
     assert (counts["records"], counts["rows"], counts["kept for the join"]) == (10, 0, 10)
 
 
-def test_a_row_that_the_sink_has_not_confirmed_is_neither_missing_nor_extra(case: PipelineCase) -> None:
+def test_a_row_that_is_not_confirmed_is_neither_missing_nor_extra(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     pipeline.send("events", range(10))
     case.warm_run()
@@ -219,7 +219,7 @@ def refusal(case: PipelineCase, *arguments: str) -> str:
     return " ".join(found.output.split())
 
 
-def test_what_a_join_does_not_have_yet_is_refused_with_what_to_do(case: PipelineCase) -> None:
+def test_what_joins_do_not_have_yet_is_refused(case: PipelineCase) -> None:
     both_orders(JoinPipeline(case, case.addresses))
     changed(case, "DELETE WHERE id = 60")
     for command in ("state", "why", "compact", "rebuild-state"):
@@ -246,7 +246,7 @@ def positions(case: PipelineCase, where: str) -> set[str]:
     return {f"{sequence}.{ordinal}" for sequence, ordinal in found}
 
 
-def test_planted_faults_are_named_by_the_position_of_the_left_record(case: PipelineCase) -> None:
+def test_a_lost_row_is_named_by_the_position_of_its_left_record(case: PipelineCase) -> None:
     both_orders(JoinPipeline(case, case.addresses))
     (lost,) = positions(case, "id = 60")
     changed(case, "DELETE WHERE id = 60")
@@ -275,7 +275,7 @@ def test_the_value_of_another_right_record_is_named(case: PipelineCase) -> None:
     clean(case, "audit")
 
 
-def test_rows_of_left_records_that_wait_and_of_right_records_are_extra(case: PipelineCase) -> None:
+def test_rows_of_waiting_left_and_of_right_records_are_extra(case: PipelineCase) -> None:
     both_orders(JoinPipeline(case, case.addresses))
     waiting, right = record(case, "events", 90), record(case, "names", 3)
     for sequence, ordinal in (waiting, right):
