@@ -22,7 +22,7 @@ from pipelines.connectors.sinks import Table
 from pipelines.connectors.sinks.clickhouse import check_columns
 from pipelines.connectors.tables import fetch
 from pipelines.dead_letters.triage import Group, Selection, groups
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, NotSupportedError
 from pipelines.lookups.snapshot import Snapshot
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
@@ -60,14 +60,13 @@ class Rehearsal:
 def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.Table]) -> Rehearsal:
     """Try dead letters. Nothing is written.
 
-    Raise HaltError for a pipeline with a join, and if the table is missing, ConfigurationError if it does not fit the mapping,
-    RetryableError while a system is away.
+    Raise NotSupportedError for a pipeline with a join, HaltError if the table is missing, ConfigurationError if it does not fit the
+    mapping, RetryableError while a system is away.
     """
     if joins(config):
-        raise HaltError(
-            f"trying dead letters of {config.pipeline_id}: what a record of a join becomes depends on the records of the other source that "
-            "have arrived by then, so a dry run cannot tell; nothing was tried. Redrive them without --dry-run: a record that fails again "
-            "is a dead letter again"
+        raise NotSupportedError(
+            f"trying dead letters of {config.pipeline_id}: a dry run of a join is not supported yet, for it depends on what has arrived of "
+            "the other source by then; nothing was tried. Redrive them without --dry-run: a record that fails again is a dead letter again"
         )
     remaining = (table for table in dead_letters if table.num_rows)
     first = next(remaining, None)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config.fields import joins
-from pipelines.errors import HaltError
+from pipelines.errors import HaltError, NotSupportedError
 from pipelines.key_store.segments import RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
@@ -43,12 +43,12 @@ def rebucket(state: KeyState) -> Rebucketed:
     """Give the pipeline the number of buckets of its file. Safe to kill, and to repeat.
 
     Raise FencedError while a leg runs, HaltError if a range was begun and not finished, or if more than the number has changed,
-    StateDamagedError for a damaged segment.
+    NotSupportedError for a join, StateDamagedError for a damaged segment.
     """
     log, names, config = state.connections.log, state.names, state.connections.config
     if joins(config):
-        raise HaltError(
-            f"rebucketing {names.pipeline}: the stores of a join cannot be rewritten yet; nothing was changed. Restore the former number "
+        raise NotSupportedError(
+            f"rebucketing {names.pipeline}: the stores of a join are not supported yet, and nothing was changed; restore the former number "
             "of `buckets`, or start a new pipeline (another pipeline_id) with the new one"
         )
     check_other_shape(config, log)

@@ -22,7 +22,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Table
-from pipelines.errors import HaltError, RefusedError, RetryableError
+from pipelines.errors import HaltError, NotSupportedError, RefusedError, RetryableError
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program, run
@@ -80,9 +80,9 @@ def put_back(
     """Verify the range of `request`, put back the rows that the sink's table lacks, and verify again. It may run beside the pipeline.
 
     `feed_views`: continue although materialized views get the rows once more. `frames_per_insert`: the most raw frames of one insert. Raise
-    HaltError for a table whose rows cannot be put back (of a join, no position columns, other columns, rows that it removes by itself,
-    views), and for a pipeline that was never started. Raise FencedError while another command is at work. Raise RetryableError while a
-    system is away: inserted rows stay, and the same call continues.
+    HaltError for a table whose rows cannot be put back (no position columns, other columns, rows that it removes by itself, views), and for
+    a pipeline that was never started, NotSupportedError for a join. Raise FencedError while another command is at work. Raise
+    RetryableError while a system is away: inserted rows stay, and the same call continues.
     """
     verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
@@ -108,10 +108,9 @@ def put_back(
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
     if joins(config):
-        raise HaltError(
-            f"putting rows back into {before.table}: a row of a join is made of two records and of what had arrived between them, and "
-            "cannot be made again yet; nothing was inserted. `tallyflow verify` names the left records: restore their rows from a backup, "
-            "or send these records to their topic once more, and each is joined anew"
+        raise NotSupportedError(
+            f"putting rows back into {before.table}: rows of a join are not supported yet; nothing was inserted. `tallyflow verify` names "
+            "the left records: restore their rows from a backup, or send these records to their topic once more, and each is joined anew"
         )
     database, name = config.sink.connection_params.database, config.sink.table
     table = clickhouse.inspect(database, name)

@@ -10,12 +10,14 @@ from support.join_pipeline import MISSING, JoinPipeline, has_decided_all, proces
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import load
-from pipelines.errors import HaltError
+from pipelines.errors import NotSupportedError
 from pipelines.proof.checks.run import Look
 from pipelines.proof.put_back import put_back
+from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
 from pipelines.proof.verification.result import UNCONFIRMED_LEFTS
 from pipelines.proof.verification.run import Request
 from pipelines.protocol.naming import source_of_subject
+from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import decode_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -194,6 +196,28 @@ def test_a_row_that_is_not_confirmed_is_neither_missing_nor_extra(case: Pipeline
     assert report(case, "verify")["findings"] == []
 
 
+def test_behind_a_purge_what_a_purged_right_record_decides_is_open(case: PipelineCase) -> None:
+    """The name of 1 is purged: its left records may have met it or not. That of 2 is there."""
+    pipeline = JoinPipeline(case, case.addresses, unmatched="emit")
+    pipeline.send("names", [1])
+    case.warm_run()
+    pipeline.send("names", [2])
+    case.warm_run()
+    pipeline.send("events", [1, 2, 3])
+    case.warm_run()
+    below = record(case, "names", 1)[0] + 1
+    with closing(case.log()) as log:
+        log.purge(case.names.stream("raw"), case.names.subjects("raw"), below)
+        log.publish(case.names.purged("raw"), Purged(below).encode(), {}, 0)
+    answer = report(case, "verify")
+    assert (answer["verdict"], answer["findings"], answer["counts"]["rows"]) == ("not proven", [], 1)
+    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_RIGHTS, 2)]
+    answer = report(case, "audit")
+    assert (answer["verdict"], answer["findings"]) == ("not proven", [])
+    # The one of 1 has its row.
+    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_RIGHTS, 1)]
+
+
 # -- other commands ---------------------------------------------------------------------------------------------------------------
 
 
@@ -224,12 +248,15 @@ def test_what_joins_do_not_have_yet_is_refused(case: PipelineCase) -> None:
     changed(case, "DELETE WHERE id = 60")
     for command in ("state", "why", "compact", "rebuild-state"):
         key = ["60"] if command == "why" else []
-        assert "the pipeline has a join and no dedup" in refusal(case, command, str(case.file), *key)
-    assert "nothing was changed. Restore the former number of `buckets`" in refusal(case, "rebucket", str(case.file))
+        assert "those of a join are not supported yet" in refusal(case, command, str(case.file), *key)
+    assert "nothing was changed; restore the former number of `buckets`" in refusal(case, "rebucket", str(case.file))
     dry_run = refusal(case, "dlq", "reprocess", str(case.file), "--all", "--dry-run")
     assert "nothing was tried. Redrive them without --dry-run" in dry_run
     config = load(case.file, case.environment())
-    with closing(case.log()) as log, pytest.raises(HaltError, match=r"nothing was inserted.*send these records to their topic once more"):
+    with (
+        closing(case.log()) as log,
+        pytest.raises(NotSupportedError, match=r"nothing was inserted.*send these records to their topic once more"),
+    ):
         put_back(config, log, Request(case.directory / "verification"))
     assert "not ahead, nothing was changed" in " ".join(case.invoke("reset-clock", str(case.file)).output.split())
 
