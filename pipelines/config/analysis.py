@@ -227,6 +227,11 @@ def unsupported(config: PipelineConfig) -> list[str]:
             for index, transform in in_order(config)
             if transform.type == "dedup"
         ]
+        messages += [
+            f"transforms[{index}]: a look-up behind a join is not supported yet; with a source_id it looks up before the join"
+            for index, transform in in_order(config)
+            if isinstance(transform.config, LookupConfig) and transform.source_id is None
+        ]
         if config.fallbacks:
             messages.append("sinks: a fallback (on_refused) behind a join is not supported yet")
     elif len(config.sources) > 1:

@@ -23,7 +23,7 @@ from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
 from pipelines.process.joining import Joining, frames_between, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts, run
-from pipelines.process.stage_config import config_of, planned
+from pipelines.process.stage_config import planned
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Lookups, Poison, Waiting
 from pipelines.protocol.codec import Count, F, Form, Long, PartitionKey, Text, Version, from_text, to_text
@@ -250,7 +250,7 @@ def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
 def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, dict[int, pa.Table]]:
     """Drop the copies of some buckets, or join them, and append their rows; return the late dead letters by bucket."""
     item = from_text(BucketsItem, connections.lanes.fetch(0, place.exchange, place.name))
-    config = config_of(connections, item.plan.config)
+    config = planned(connections, item.plan.config, item.plan.lookups)
     buckets = Buckets(connections, config, item.plan)
     if config.join is not None:
         return _joined(connections, config, item, buckets), {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import PipelineConfig, notes, parse, shape_of, version_of
+from pipelines.config import PipelineConfig, notes, parse, shape_of, unsupported, version_of
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
@@ -53,6 +53,7 @@ ROWS: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"first": 40, "last": None, "owner": "high", "port": 3},
     ],
 }
+MAPPING = "[{name: id, column_name: id, column_type: Int64}]"
 TYPES = {"country": "String", "vat": "Float64", "label": "String", "owner": "String", "port": "UInt16", "code": "String", "size": "Int32"}
 
 
@@ -247,6 +248,21 @@ def test_a_faulty_look_up_is_refused_with_its_path(change: dict[str, Any], at: s
     assert any(fault.path == at and message in fault.message for fault in raised.value.faults), raised.value.faults
 
 
+def test_a_look_up_behind_a_join_is_not_started() -> None:
+    side = {"source_id": "orders", "key": "id", "time_window": "1h"}
+    config = config_of(COUNTRY)
+    join = {"enabled": True, "left_source": side, "right_source": {**side, "source_id": "people"}, "output_fields": []}
+    outputs = [{"source_id": source, "name": name} for source, name in (("orders", "id"), ("people", "code"))]
+    text = FILE.replace("TRANSFORMS", json.dumps([{"type": "lookup", "config": COUNTRY}])).replace("MAPPING", MAPPING)
+    people = """  - {type: kafka, source_id: people, topic: people, connection_params: {brokers: ["kafka:9092"]},
+     schema_fields: [{name: id, type: int}, {name: code, type: string}]}
+tables:"""
+    text = text.replace("tables:", people, 1).replace("topic: orders", "topic: orders\n    source_id: orders", 1)
+    both = parse(f"{text}join: {json.dumps({**join, 'output_fields': outputs})}\n", name="file", environment={})
+    assert [one for one in unsupported(both) if "look-up behind a join" in one]
+    assert not unsupported(config)
+
+
 def test_look_ups_of_one_table_agree_on_its_types() -> None:
     with pytest.raises(ConfigurationError, match="table 'countries': its column 'vat' is read as float64 here and as string in another"):
         config_of(COUNTRY, {**COUNTRY, "fields": [{"name": "vat", "as": "label"}]})
@@ -270,7 +286,7 @@ def test_look_ups_of_one_table_agree_on_its_types() -> None:
     ],
 )
 def test_a_faulty_table_is_refused_with_its_path(old: str, new: str, message: str) -> None:
-    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
+    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", MAPPING)
     assert old in text
     with pytest.raises(ConfigurationError) as raised:
         parse(text.replace(old, new, 1), name="file", environment={})
@@ -280,7 +296,7 @@ def test_a_faulty_table_is_refused_with_its_path(old: str, new: str, message: st
 
 def test_a_version_is_of_tables_without_their_connections() -> None:
     connection = "connection_params: {host: one, port: 8123, password: '${P}'}, query"
-    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
+    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", MAPPING)
     one, other = (
         parse(text.replace("query", connection.replace("one", host)), name="f", environment={"P": "x"}) for host in ("one", "two")
     )
@@ -289,7 +305,7 @@ def test_a_version_is_of_tables_without_their_connections() -> None:
 
 
 def test_notes_name_unread_tables_and_weak_connections() -> None:
-    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", "[{name: id, column_name: id, column_type: Int64}]")
+    text = FILE.replace("TRANSFORMS", "[]").replace("MAPPING", MAPPING)
     text = text.replace("query:", "connection_params: {host: far, port: 9000, password: secret}, query:")
     found = notes(parse(text, name="file", environment={}))
     assert "tables.countries: no look-up reads it, so it is never fetched" in found

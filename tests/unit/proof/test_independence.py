@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 DATA_PATH = (
     *("pipelines.ingest", "pipelines.process", "pipelines.sink", "pipelines.engine", "pipelines.runner", "pipelines.key_store"),
     *("pipelines.maintenance", "pipelines.dead_letters", "pipelines.connectors.kafka.client", "pipelines.connectors.clickhouse.client"),
-    *("pipelines.connectors.sources", "pipelines.connectors.sinks", "pipelines.connectors.tables", "pipelines.lookups"),
+    *("pipelines.connectors.sources", "pipelines.connectors.sinks", "pipelines.connectors.tables"),
+    *("pipelines.lookups.snapshot", "pipelines.lookups.columns", "pipelines.lookups.storage"),
 )
 """What writes and reads the records of a running pipeline."""
 
