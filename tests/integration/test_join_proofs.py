@@ -180,7 +180,7 @@ def test_a_range_names_what_may_still_get_a_row(case: PipelineCase) -> None:
     assert (counts["records"], counts["rows"], counts["kept for the join"]) == (10, 0, 10)
 
 
-def test_a_row_that_is_not_confirmed_is_neither_missing_nor_extra(case: PipelineCase) -> None:
+def test_an_unconfirmed_row_is_neither_missing_nor_extra(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     pipeline.send("events", range(10))
     case.warm_run()
@@ -196,7 +196,7 @@ def test_a_row_that_is_not_confirmed_is_neither_missing_nor_extra(case: Pipeline
     assert report(case, "verify")["findings"] == []
 
 
-def test_behind_a_purge_what_a_purged_right_record_decides_is_open(case: PipelineCase) -> None:
+def test_what_a_purged_right_record_decides_is_not_proven(case: PipelineCase) -> None:
     """The name of 1 is purged: its left records may have met it or not. That of 2 is there."""
     pipeline = JoinPipeline(case, case.addresses, unmatched="emit")
     pipeline.send("names", [1])

@@ -118,9 +118,7 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
     clock_us = history.arrival_us(span.read_from)
     for first, last, version, lookups in history.parts(span.read_from, span.read_to):
         progress(f"reading raw {first}..{last}")
-        config = source.configs[version]
-        if config.lookups:
-            config = with_snapshots(config, source.snapshots, lookups)
+        config = _of_plan(source, version, lookups)
         parts = parts_read([column for lane in config.lanes for column in lane.parse.columns])
         frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add, parts)
         reference.load(frames, config)
@@ -130,10 +128,16 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
     return seen
 
 
+def _of_plan(source: Source, version: str, lookups: Mapping[str, str]) -> Program:
+    """Return the configuration of a plan, with the snapshots of its look-up tables."""
+    config = source.configs[version]
+    return with_snapshots(config, source.snapshots, lookups) if config.lookups else config
+
+
 def _join(reference: Reference, source: Source, span: Span) -> None:
     """Join the records of a span, if its configurations have a join."""
     history, read = source.history, (span.read_from, span.read_to)
-    parts = [(first, last, source.configs[version]) for first, last, version in history.segments(*read)]
+    parts = [(first, last, _of_plan(source, version, lookups)) for first, last, version, lookups in history.parts(*read)]
     if not parts or parts[-1][2].join is None:
         return
     is_purged = not history.is_whole and span.read_from <= history.sequences[0]

@@ -203,7 +203,8 @@ class Reference:
         self._engine.execute(opened)
         for low, high, config in parts:
             wanted = Wanted(self._columns, {}, self._with_bytes)
-            self._engine.execute(joined_rows_statement(config, wanted, (low, high), (bounds.first, bounds.last)))
+            with snapshots_in(self._engine, config):
+                self._engine.execute(joined_rows_statement(config, wanted, (low, high), (bounds.first, bounds.last)))
 
     def _insert(self, table: str, rows: pa.Table) -> None:
         run_over(self._engine, "_tf_rows", rows, f"INSERT INTO {table} FROM _tf_rows")
