@@ -33,7 +33,7 @@ help:
 	@echo "make dagster  the pipelines in Dagster on loopback, with real servers; Ctrl-C ends all of it"
 	@echo "make test    unit, Spark and integration tests"
 	@echo "make crash   fault tests: killed processes, full disks, networks that fail"
-	@echo "make test-browser   Dagster's pages in a real Chromium; SCREENSHOTS=docs/screenshots renews the pictures"
+	@echo "make test-browser   Dagster's pages and the dashboard in a real Chromium; SCREENSHOTS=docs/screenshots renews the pictures"
 	@echo "make bench   throughput, CPU per event, memory, latency"
 	@echo "make lint    ruff and mypy"
 

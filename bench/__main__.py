@@ -20,6 +20,7 @@ from bench import (
     latency,
     lookups,
     rival,
+    rollups,
     sink_latency,
     sinks,
     stage,
@@ -79,14 +80,14 @@ def main(
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
     only: Annotated[
         str,
-        typer.Option(
-            help="One part, such as end-to-end, dedup, latency, sinks, sink-latency, step, join, expressions, functions, lookups or warm."
-        ),
+        typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, rollups, step, join, expressions, lookups or warm."),
     ] = "",
     live_keys: Annotated[
         list[int] | None, typer.Option(help="Live keys of the dedup stage, or right keys of the join, alone; may repeat.")
     ] = None,
-    verified_events: Annotated[int, typer.Option(help="Events of 200 bytes, one in ten a copy, of verification.")] = 10_000_000,
+    verified_events: Annotated[
+        int, typer.Option(help="Events of 200 bytes of verification, one in ten a copy; orders of rollups.")
+    ] = 10_000_000,
     latency_seconds: Annotated[float, typer.Option(help="How long latency is measured.")] = 60.0,
     cluster: Annotated[bool, typer.Option("--cluster", help="Throughput on a Spark cluster: a master and two workers.")] = False,
     lanes: Annotated[int, typer.Option(min=1, help="`lanes` of the measured pipelines.")] = 1,
@@ -146,6 +147,8 @@ def main(
             console.print(_table(middles))
         if only == "sinks":
             results["sinks"] = _sinks(stack, events, runs)
+        if only == "rollups":
+            results["rollups"] = asdict(_rollups(stack, verified_events))
         if only == "sink-latency":
             results["sink-latency"] = _beside(stack, latency_seconds, runs)
         if only in ("", "latency"):
@@ -156,6 +159,17 @@ def main(
         (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
+
+
+def _rollups(stack: LocalStack, rows: int) -> rollups.RollupCosts:
+    found = rollups.measure(stack, rows)
+    console.print(
+        f"rollups of {rows:,} orders: {found.views_us:.2f} us of ClickHouse's CPU per row beside {found.plain_us:.2f} us of the insert; "
+        f"answers of the dashboard, median and slowest ms: {found.answers_ms}; refresh {found.refresh_ms} ms; "
+        f"fill {found.fill_seconds:.1f} s; look at the views {found.look_ms} ms per chunk; rows {found.target_rows}, "
+        f"bytes {found.target_bytes}"
+    )
+    return found
 
 
 def _sinks(stack: LocalStack, events: int, runs: int) -> dict[str, object]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
+from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
 from pipelines.cli import lint as lint_commands
 from pipelines.cli import plan as plan_commands
@@ -63,12 +64,19 @@ def validate(file: File) -> None:
 
 
 @app.command()
-def ddl(file: File) -> None:
-    """Print the statements that create the tables of a pipeline file, with what exactly once needs. Connects to nothing."""
+def ddl(
+    file: File,
+    after: Annotated[
+        int, typer.Option(min=0, help="Let the views of rollups count rows behind this raw sequence; a message of the sink names it.")
+    ] = 0,
+) -> None:
+    """Print the statements that create the tables and rollups of a pipeline file, with what exactly once needs. Connects to nothing."""
     from pipelines.connectors.sinks.clickhouse import create_statement
+    from pipelines.rollups.ddl import RollupStatements
 
     with errors_as_exit():
-        statements = [create_statement(seen) for seen in load(file, offline=True).by_table]
+        tables = load(file, offline=True).by_table
+        statements = [text for seen in tables for text in (create_statement(seen), *RollupStatements(seen).all(after))]
     for statement in statements:
         typer.echo("\n".join(line for line in statement.splitlines() if not line.startswith("--")) + ";")
 
@@ -273,6 +281,7 @@ for command in (
     diff_commands.diff,
     test_commands.test,
     dagster_commands.dagster,
+    dashboard_commands.dashboard,
     audit_commands.tally,
     audit_commands.audit,
     verify_commands.verify,

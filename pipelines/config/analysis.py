@@ -86,6 +86,8 @@ def ignored(config: PipelineConfig) -> Notes:
     for seen in config.by_table:
         if seen.sink.order_by and not seen.sink.create_table:
             yield (*seen.sink_at, "order_by"), "is ignored without create_table"
+        if seen.sink.create_rollups and not seen.sink.rollups:
+            yield (*seen.sink_at, "create_rollups"), "is ignored without rollups"
 
 
 def order(config: PipelineConfig) -> Notes:

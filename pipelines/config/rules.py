@@ -12,6 +12,7 @@ from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, checked, joins, known, of_source, source_of
 from pipelines.config.partial import Unjudged
 from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS
+from pipelines.config.text import path_text
 from pipelines.config.transform_model import Asked, Language
 from pipelines.config.transforms.lookup import lookup_spec
 from pipelines.lookups.spec import TableSpec
@@ -25,7 +26,7 @@ _NO_REASONS: Mapping[str, str] = {}
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
     of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _lookups, _join_sources)
-    for rule in (_sources, *of_transforms, _sinks, _mapping, _lanes, _streams):
+    for rule in (_sources, *of_transforms, _sinks, _mapping, _rollups, _lanes, _streams):
         try:
             yield from rule(config)
         except Unjudged:
@@ -266,6 +267,29 @@ def _takes_dead_letters(sink: Any) -> bool:
     with suppress(Unjudged):
         return bool(sink.takes == DEAD_LETTERS)
     return False
+
+
+def _rollups(config: Any) -> Faults:
+    """Yield the faults of rollups among each other: all tables and views of a database have names of their own."""
+    taken: dict[tuple[Any, ...], str] = {}
+    places = [(at, sink, sink.place()) for at, sink in _all_sinks(config) if getattr(sink, "rollups", ())]
+    taken.update({sink.place(): f"the table of {path_text(at)}" for at, sink in _all_sinks(config)})
+    fallbacks = fallback_ids(config.sinks)
+    for at, sink, place in places:
+        if _takes_dead_letters(sink):
+            yield (*at, "rollups"), "a table of dead letters has none: its rows have no position of their own on raw"
+        if sink.id in fallbacks:
+            yield (*at, "rollups"), "a fallback has none: its rows arrive by another way, behind later positions"
+        for index, rollup in enumerate(sink.rollups):
+            named = taken.setdefault((rollup.name,), path_text((*at, "rollups", index)))
+            if named != path_text((*at, "rollups", index)):
+                yield (*at, "rollups", index, "name"), f"{rollup.name!r} is also the name of {named}"
+                continue
+            for name in rollup.relations:
+                owner = taken.setdefault((*place[:-1], name), f"{path_text((*at, 'rollups', index))}")
+                if owner != path_text((*at, "rollups", index)):
+                    yield (*at, "rollups", index, "name"), f"its {name!r} is also a name of {owner}"
+                    break
 
 
 def fallback_ids(sinks: Sequence[Any]) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """The acts of the demo over running servers: produce, run, count, show, check, compare with the example's own account."""
 
+import os
 import signal
 import sys
 import time
@@ -24,8 +25,9 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import ask, find_runners
 from pipelines.counts import count_of
 from pipelines.demo.events import Recipe
-from pipelines.demo.examples import Account, Example, side_by_side
+from pipelines.demo.examples import Account, Example, WindowFigures, side_by_side
 from pipelines.demo.produce import ProduceSummary, produce
+from pipelines.demo.windows import served, window_differences
 from pipelines.process.steps.filter import FILTERED
 from pipelines.process.steps.mapping import UNROUTED
 from pipelines.proof.audit.run import Audit
@@ -105,6 +107,8 @@ class Acts:
         has_residue, outcomes = self._show_tally()
         self._show_rows(example)
         faults = [*self._verify(produced), *self._differences(example, account, outcomes)]
+        if example.windows is not None:
+            faults += self._show_dashboard(example.windows(example.generator.events(recipe, count)))
         faults += ["the tally has a residue"] * has_residue + ["the runner failed or stalled"] * (not ended_well)
         faults += ["the first runner was not killed"] * (not was_killed)
         if faults:
@@ -297,6 +301,26 @@ class Acts:
             if expected != actual:
                 yield f"{name}: must be {_in_cell(expected)}, is {_in_cell(actual)}"
         self._console.print(table)
+
+    def _show_dashboard(self, wanted: WindowFigures) -> list[str]:
+        """Compare what the dashboard shows with what the example computes in DuckDB; return the differences."""
+        headline(self._console, 8, "The dashboard, against DuckDB over the records")
+        with served(self._config) as url:
+            differing = [*window_differences(url, wanted)]
+        table = Table("", *next(iter(wanted.values())), title="what it must show, and shows" if not differing else "what it must show")
+        for (window, group), figures in wanted.items():
+            table.add_row(escape(", ".join((window, *group))), *map(_figure_in_cell, figures.values()))
+        self._console.print(table)
+        self._show(f"{count_of(sum(map(len, wanted.values())), 'figure')} compared, {len(differing)} differ")
+        names = " ".join(f"{name}={value}" for name, value in self._environment.items() if name.startswith(self._file.parent.name.upper()))
+        self._show(f'look at it: eval "$(tallyflow env)" && {names} tallyflow dashboard {escape(os.path.relpath(self._file))}')
+        return differing
+
+
+def _figure_in_cell(value: object) -> str:
+    if isinstance(value, list):
+        return escape(", ".join(f"{one['item']} {one['amount']}" for one in value))
+    return escape(str(value))
 
 
 def _in_cell(value: object) -> str:

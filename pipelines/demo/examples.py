@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pipelines.demo.events import Events, Generator
 from pipelines.errors import ConfigurationError, Fault
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "examples"
+
+
+WindowFigures = dict[tuple[str, tuple[str, ...]], dict[str, Any]]
+"""What the dashboard must show, by window and group: figures as exact digits, and the items of tops."""
 
 
 @dataclass
@@ -50,7 +55,7 @@ class Example:
     """The records of an example, and what to ask of its table.
 
     `noun`: a record, for messages. `sample`: columns of the first table to show. `question`: a SELECT over `{table}`, or over the tables by
-    the ids of their sinks, that `account` answers, too.
+    the ids of their sinks, that `account` answers, too. `windows`: what the dashboard must show, of an example with rollups.
     """
 
     noun: str
@@ -58,6 +63,7 @@ class Example:
     account: Callable[[Iterable[Events]], Account]
     sample: tuple[str, ...]
     question: str
+    windows: Callable[[Iterable[Events]], WindowFigures] | None = None
 
 
 def example_file(name: str) -> Path:

@@ -199,9 +199,18 @@ class StreamInput(Input):
     limit = MAX_FRAMES_PER_BATCH
 
     def __init__(
-        self, log: JetStream, names: Names, leg: LegId, upstream: tuple[LegId, ...], hold: Hold, clock: Callable[[], float] = time.monotonic
+        self,
+        log: JetStream,
+        names: Names,
+        leg: LegId,
+        upstream: tuple[LegId, ...],
+        hold: Hold,
+        clock: Callable[[], float] = time.monotonic,
+        when_idle: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Create without looking. `when_idle`: called while nothing waits; returns True if it has more to do."""
         super().__init__()
+        self._when_idle, self._has_more = when_idle, False
         self._log, self._names, self._leg, self._upstream, self._hold, self._clock = log, names, leg, upstream, hold, clock
         self._held_until: float | None = None
         """Set while rows wait for the end of the interval."""
@@ -214,6 +223,7 @@ class StreamInput(Input):
         state = self._log.state(self._names.stream(str(self._leg.reads)))
         last = max(start["sequence"], state.last_sequence if state else 0)
         if last == start["sequence"]:
+            self._has_more = self._when_idle()
             return start
         if self._clock() < self._next_at and self._rows_waiting() < self._hold.rows:
             self._held_until = self._next_at
@@ -236,4 +246,6 @@ class StreamInput(Input):
         return written - totals(self._leg).get(self._leg.counted_in, 0)
 
     def _pause(self) -> float:
+        if self._has_more:
+            return 0.0
         return IDLE_SECONDS if self._held_until is None else max(0.001, self._held_until - self._clock())

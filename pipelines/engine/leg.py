@@ -141,6 +141,7 @@ class Leg(ABC, Generic[P, D]):
         while True:
             plan = self.chain.state.plan
             if plan is None:
+                self.patiently(self.between_plans)
                 if self.covers(end):
                     break
                 proposed = self.patiently(lambda: self.propose(end))
@@ -148,6 +149,9 @@ class Leg(ABC, Generic[P, D]):
                 reach("leg.after-plan")
             self._finish(plan)
         reach("leg.before-commit")
+
+    def between_plans(self) -> None:
+        """Do what needs that no plan is open, before each plan; may be called again after any failure."""
 
     def show_progress(self) -> None:
         """Show how far the leg is at the system that it reads, for the ordinary tools of that system."""

@@ -11,16 +11,18 @@ from pipelines.key_store.storage import Storage
 from pipelines.protocol.existence import never_started
 from pipelines.protocol.lease import acquire_all
 from pipelines.protocol.naming import PUT_BACK, REDRIVE, Names, all_roles
+from pipelines.rollups.feeds import rollups_of
 
 
 class Deletion:
-    """The deletion of a pipeline. A table is dropped only if the file says `create_table` for it, and tables are not kept."""
+    """The deletion of a pipeline. What is dropped is what the file lets us create: tables, rollups; nothing if tables are kept."""
 
     def __init__(self, config: PipelineConfig, directory: Path, keep_table: bool) -> None:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
         self._state_storage = self._names.state_storage(directory, config.state_uri)
         self._dropped = [seen.sink for seen in config.by_table if seen.sink.create_table and not keep_table]
+        self._without_rollups = [seen.sink for seen in config.by_sink if rollups_of(seen) and seen.sink.create_rollups and not keep_table]
 
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
@@ -33,6 +35,9 @@ class Deletion:
         lines.append(f"directory {self._directory}")
         if self._config.state_uri:
             lines.append(f"key stores {self._state_storage}")
+        for sink in self._without_rollups:
+            database = sink.connection_params.database
+            lines += [f"rollup {database}.{rollup.name}, its tables and views" for rollup in sink.rollups]
         lines += [f"table {sink.connection_params.database}.{sink.table} with all its rows" for sink in self._dropped]
         return lines
 
@@ -43,6 +48,11 @@ class Deletion:
             if log.state(self._names.stream("ledger")) is not None:
                 for lease in acquire_all(log, self._names, self._directory, (*self._config.topology.legs, REDRIVE, PUT_BACK)).values():
                     lease.abandon()
+            for sink in self._without_rollups:
+                with closing(ClickHouse(sink)) as clickhouse:
+                    # Views first: an insert never meets one without its target.
+                    for name in (name for rollup in sink.rollups for name in reversed(rollup.relations)):
+                        clickhouse.drop_table(sink.connection_params.database, name)
             for sink in self._dropped:
                 with closing(ClickHouse(sink)) as clickhouse:
                     clickhouse.drop_table(sink.connection_params.database, sink.table)

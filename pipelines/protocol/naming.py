@@ -270,6 +270,12 @@ def insert_token(pipeline: str, stream_id: str, table: str, first: int, last: in
     return f"tf:{pipeline}:{stream_id}:{table}:{first}-{last}:{digest}"
 
 
+def fill_token(pipeline: str, stream_id: str, table: str, attempt: int, bounds: tuple[int, int, int]) -> str:
+    """Return the insert token of a range of rows that a rollup's target is filled with: its cut, after which sequence, and to which."""
+    cut, after, to = bounds
+    return f"tf:{pipeline}:{stream_id}:{table}:fill-{attempt}:{cut}:{after}-{to}"
+
+
 def inserts_of_chunk(pipeline: str, stream_id: str, first: int, last: int) -> str:
     """Name the inserts of a chunk, of every attempt and every start, for ClickHouse's `system.processes` (`log_comment`)."""
     return f"tallyflow {pipeline} {stream_id} {first}-{last}"

@@ -31,6 +31,8 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names, all_roles
 from pipelines.protocol.topology import LegId
+from pipelines.rollups.feeds import rollups_of
+from pipelines.rollups.state import rollup_state
 from pipelines.types.columns import value_type
 
 _MASTER = re.compile(r"local(\[[^]]+\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^:/\s]+:\d+(,[^:/\s]+:\d+)*|k8s://\S+|yarn")
@@ -108,6 +110,9 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
     if config.state_uri:
         Storage.at(config.state_uri).check()
     tables = {leg: sink.ensure() for leg, sink in sinks.items()}
+    for leg, sink in sinks.items():
+        if rollups_of(seen := config.seen_from(leg)):
+            rollup_state(seen, sink).check(tables[leg])
     stream_ids = ensure_streams(config, log)
     for leg, sink in sinks.items():
         check_existing_rows(config.seen_from(leg), log, sink, tables[leg])

@@ -50,6 +50,7 @@ from pipelines.protocol.lease import Lease, acquire_all
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import SINK, LegId
+from pipelines.rollups.fills import RollupFills, fills_of
 from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.halts import halts_noted
@@ -125,6 +126,7 @@ class Runner:
         self.legs: dict[LegId, LegView] = {}
         self.coordinator: Coordinator | None = None
         self.copiers: dict[LegId, LedgerCopier] = {}
+        self._rollups: list[RollupFills] = []
         self.retention: Retention | None = None
         self.pace: Pace | None = None
         self.lookups: LookupTables | None = None
@@ -172,6 +174,7 @@ class Runner:
                 self._copy_ledger(prepared)
                 if self.lookups is not None:
                     self.lookups.offer_first(self.legs[self.topology.process])
+                self._rollups = fills_of(self.config, prepared.stream_ids, self.leases)
                 session = self._open_session()
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
@@ -361,12 +364,15 @@ class Runner:
         return any(lease.lost.is_set() for lease in self.leases.values())
 
     def is_caught_up(self) -> bool:
-        """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the sources."""
+        """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the sources.
+
+        The rollups of our sinks must hold all of it, too.
+        """
         try:
             return all(
                 has_reached_the_end(leg, read_chain(self.log, self.names, leg.chain), self._targets or {}, self.log, self.names)
                 for leg in self.topology.up_to(self.legs)
-            )
+            ) and all(fills.are_whole() for fills in self._rollups)
         except RetryableError:
             return False
 
@@ -410,6 +416,8 @@ class Runner:
             yield source.close
         for copier in self.copiers.values():
             yield partial(self._end_copying, copier)
+        for fills in self._rollups:
+            yield fills.close
         for lease in self.leases.values():
             yield lease.release
         yield self.log.close

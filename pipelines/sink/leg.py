@@ -14,12 +14,14 @@ from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import PlannedPieces, SinkDone, SinkPlan
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.records import Message
+from pipelines.rollups.feeds import rollups_of
 from pipelines.sink.abandoned import abandoned_rows, close_abandoned, closing
 from pipelines.sink.attempts import Attempts
 from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.fit import way_on
 from pipelines.sink.inserts import check_digest, insert_columns
 from pipelines.sink.parts import in_parts
+from pipelines.sink.rollups import RollupFeeds
 from pipelines.sink.settling import why_unknown
 
 CAUGHT_UP_DELAY_SECONDS = 0.05
@@ -44,6 +46,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         super().__init__(connections, chain, tenure, stop, means)
         self._cut = cut
         self._attempts = self._made_attempts()
+        self._rollups = RollupFeeds(connections, tenure) if rollups_of(connections.config) else None
 
     def _made_attempts(self) -> Attempts:
         return Attempts(self.connections, self.chain, self.tenure, self.means.clock, lambda: self.begun)
@@ -52,7 +55,23 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         sink, connections = self.connections.config.sink, self.connections
         seconds = sink.max_delay_time.total_seconds()
         hold = Hold(sink.max_batch_size, seconds if connections.run.targets is None else min(seconds, CAUGHT_UP_DELAY_SECONDS))
-        return StreamInput(connections.log, connections.names, self.name, connections.config.topology.upstream(self.name), hold)
+        upstream = connections.config.topology.upstream(self.name)
+        return StreamInput(connections.log, connections.names, self.name, upstream, hold, when_idle=self._fill_when_idle)
+
+    def between_plans(self) -> None:
+        self._feed_rollups()
+
+    def _fill_when_idle(self) -> bool:
+        return self._rollups is not None and not self._rollups.is_settled and self._feed_rollups()
+
+    def _feed_rollups(self) -> bool:
+        """Let the rollups have their views and the next part of earlier rows; return True if more of these can be filled in now."""
+        if self._rollups is None or self.chain.state.plan is not None:
+            return False
+        self._rollups.ensure()
+        has_filled = self._rollups.fill(self.chain.state.to or 0)
+        self.status.warning = self._rollups.left
+        return has_filled and bool(self._rollups.left)
 
     @property
     def _sink(self) -> Sink:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
+import pipelines.sink.rollups
 import pipelines.sink.settling
 from pipelines.cli.app import app
 from pipelines.connectors.nats.client import JetStream
@@ -103,4 +104,10 @@ def main() -> None:
 def main_with_brief_inserts() -> None:
     """As the fixture `brief_inserts` in the test's process."""
     pipelines.sink.settling.INSERT_MAX_EXECUTION_SECONDS = 0.2
+    main()
+
+
+def main_with_small_fills() -> None:
+    """Let an insert into a rollup fill in some rows of the table only, so that there are several."""
+    pipelines.sink.rollups.ROWS_PER_FILL = 150
     main()

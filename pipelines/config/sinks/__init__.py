@@ -28,6 +28,7 @@ from pipelines.config.base import (
     repeated,
     theirs,
 )
+from pipelines.config.rollups import Rollup, column_faults
 from pipelines.config.transform_model import Asked, Language
 
 _SHORTEST_INSERT, _LONGEST_INSERT = timedelta(seconds=1), timedelta(minutes=10)
@@ -201,6 +202,13 @@ class ClickHouseSink(SinkModel):
         None, "Table in the same database that the ledger is copied to, for dashboards and backups; created if it does not exist."
     )
 
+    rollups: Annotated[tuple[Rollup, ...], Field(max_length=16)] = ours(
+        (), "Figures per group and bucket of time that ClickHouse keeps up with every insert, and windows over them."
+    )
+    create_rollups: bool = ours(
+        False, "Create the tables and views of `rollups`; without it the statements of `tallyflow ddl` must have been run."
+    )
+
     def place(self) -> tuple[object, ...]:
         connection = self.connection_params
         return connection.host.lower(), connection.http_port_effective, connection.database, self.table
@@ -223,6 +231,14 @@ class ClickHouseSink(SinkModel):
                 yield ("order_by", index), f"the column {name!r} is Nullable, which ClickHouse refuses in a sorting key"
         for index, name in repeated(self.order_by):
             yield ("order_by", index), f"the column {name!r} is named twice"
+        yield from column_faults(self.rollups, types)
+        if self.rollups and self.delivery == "at_least_once":
+            yield ("rollups",), "a row that is repeated would be counted twice: they need `delivery: exactly_once`"
+        if self.rollups and self.existing_rows == "keep":
+            yield (
+                ("rollups",),
+                "rows of an earlier pipeline may share positions with ours: they do not go with `existing_rows: keep`",
+            )
 
 
 if TYPE_CHECKING:

@@ -78,10 +78,15 @@ class ClickHouse:
         except Exception as error:
             raise map_error(doing, error, self._classes) from error
 
-    def command(self, doing: str, sql: str) -> None:
-        """Run a statement without rows, such as DDL. Its text must be built from validated identifiers and types only."""
+    def command(self, doing: str, sql: str, parameters: dict[str, Any] | None = None, settings: Mapping[str, Any] | None = None) -> None:
+        """Run a statement without rows, such as DDL. Its text must be built from validated identifiers and types only.
+
+        `settings`: those that the server knows are set.
+        """
+        client = self._connected
+        known = known_settings(client.server_settings, settings or {})
         try:
-            self._connected.command(sql)
+            client.command(sql, parameters=parameters, settings=known)
         except Exception as error:
             raise map_error(doing, error, self._classes) from error
 

@@ -44,6 +44,16 @@ INSERT_SETTINGS: Mapping[str, Any] = {
     "input_format_skip_unknown_fields": 0,
 }
 
+FILL_SETTINGS: Mapping[str, Any] = {
+    **INSERT_SETTINGS,
+    # The rows of one INSERT SELECT are one block, too, however many threads read.
+    "deduplicate_insert_select": "force_enable",
+    "min_insert_block_size_rows": 2**62,
+    "min_insert_block_size_bytes": 2**62,
+    "max_insert_block_size": 2**32,
+}
+"""Settings of an INSERT SELECT that is one atomic, deduplicated block."""
+
 READ_SETTINGS: Mapping[str, Any] = {
     "timeout_overflow_mode": "throw",
     "read_overflow_mode": "throw",

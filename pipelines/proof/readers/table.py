@@ -54,6 +54,12 @@ def count_rows(sink: ClickHouseSink, where: str) -> int:
         return int(client.query(f"SELECT count() FROM {full_name(sink)} WHERE {where}").result_rows[0][0])  # noqa: S608
 
 
+def count_rows_of(sink: ClickHouseSink, table: str, where: str) -> int:
+    """Count rows of another table of the sink's server; its name is one of ours."""
+    with _client(sink) as client:
+        return int(client.query(f"SELECT count() FROM {table} WHERE {where}").result_rows[0][0])  # noqa: S608
+
+
 @contextmanager
 def _client(sink: ClickHouseSink) -> Iterator[Client]:
     try:

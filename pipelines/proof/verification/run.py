@@ -28,6 +28,7 @@ from pipelines.proof.verification.loading import FramesSeen, Source, load_span, 
 from pipelines.proof.verification.open_lefts import find_early_ends, note_open_lefts, rows_among, waiting_lefts
 from pipelines.proof.verification.reference import Reference
 from pipelines.proof.verification.result import OPEN, UNCONFIRMED, WAITING_RECORDS, WAITING_ROWS, Verification
+from pipelines.proof.verification.rollups import RollupProof, note_rollups
 from pipelines.proof.verification.rows import RowSide
 from pipelines.proof.verification.span import (
     History,
@@ -41,6 +42,7 @@ from pipelines.proof.verification.span import (
 )
 from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_position, sequences_of
 from pipelines.protocol.purge import read_purged
@@ -86,6 +88,7 @@ def verify_sink(config: PipelineConfig, log: JetStream, request: Request, progre
         return DeadLetterVerifier(config, log, request.directory, request.examples, progress).run(request.since, request.until)
     verifier = Verifier(config, log, request, progress)
     verifier.compare(verifier.subject())
+    verifier.compare_rollups()
     return verifier.report
 
 
@@ -122,6 +125,7 @@ class Verifier:
         self._raw = self._names.stream("raw")
         self.report = Verification(config.pipeline_id, table=f"{config.sink.connection_params.database}.{config.sink.table}")
         self.missing: RawPositions = NO_POSITIONS
+        self._removes = ""
 
     def subject(self) -> Subject | None:
         """Read the ledger and note the faults of the table's columns; return None before the first range."""
@@ -151,6 +155,25 @@ class Verifier:
             if subject.has_positions:
                 self.find_strangers()
 
+    def compare_rollups(self) -> None:
+        """Note what the rollups have otherwise than the table, if the range has no end: a bucket holds rows of every arrival."""
+        if not self._sink.rollups:
+            return
+        if self._request.since or self._request.until:
+            self.report.leave_out("rollups: only a verification without --from and --to compares them")
+        elif self._removes:
+            self.report.leave_out(f"rollups: they keep the rows that {self._removes} removes from the table")
+        else:
+            self._progress("comparing rollups")
+            with reference_engine(self._request.directory) as engine:
+                proof = RollupProof(engine, self._sink, self._request.examples)
+                note_rollups(proof, self._sink, self.report, self._sink_position)
+
+    def _sink_position(self) -> tuple[int, bool]:
+        """Return the last out sequence that the sink has confirmed, and whether it is inserting."""
+        state = read_chain(self._log, self._names, self._leg.chain)
+        return state.to or 0, state.plan is not None
+
     def _columns(self, history: History, configs: dict[str, Program]) -> ColumnChoice:
         """Return the columns that can be compared; note the others, and the part of the table's definition that removes rows."""
         with closing(ClickHouse(self._sink)) as clickhouse:
@@ -160,9 +183,9 @@ class Verifier:
                 f"verifying table {self.report.table}: the table does not exist; start the pipeline to create it, or correct the sink in "
                 "the pipeline file"
             )
-        removes = removes_rows(table)
-        if removes:
-            self.report.leave_out(f"rows that {removes} has removed: they are reported as missing")
+        self._removes = removes_rows(table)
+        if self._removes:
+            self.report.leave_out(f"rows that {self._removes} has removed: they are reported as missing")
         compared = choose_columns(history, configs, self._config, table.columns)
         self.report.findings += compared.faults.values()
         for reason in compared.left_out.values():

@@ -1,0 +1,1 @@
+"""The page that shows the rollups of a pipeline, served on loopback."""

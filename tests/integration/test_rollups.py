@@ -1,0 +1,221 @@
+"""Rollups in the real engine, equal to DuckDB over the records in Kafka; added to a table with rows; refused where they cannot be exact."""
+
+import json
+import re
+from decimal import Decimal
+
+import pytest
+import yaml
+from support.join_pipeline import JoinPipeline
+from support.pipeline_case import PipelineCase, wait_until
+from support.rollup_case import RollupCase, order
+
+import pipelines.sink.rollups
+from pipelines.errors import HaltError
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
+
+
+def test_the_windows_of_a_rollup_equal_duckdb_over_kafka(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.send(3000)
+    case.warm_run()
+    assert orders.differences() == []
+    orders.send(1000)
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def test_a_rollup_added_to_a_table_with_rows_holds_all_of_them(case: PipelineCase) -> None:
+    orders = RollupCase(case, is_added_later=True)
+    orders.send(2000)
+    case.warm_run()
+    orders.write()
+    orders.send(500)
+    case.warm_run()
+    assert orders.differences() == []
+    orders.send(500)
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def test_rows_that_clickhouse_refuses_are_in_no_rollup(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT cheap CHECK total < 49")
+    orders.send(1000)
+    case.warm_run()
+    refused = [letter for letter in case.dead_letters() if letter["stage"] == "sink"]
+    assert len(refused) > 5
+    assert orders.differences(where="total < 49") == []
+
+
+def test_late_orders_change_their_old_buckets(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.send(500)
+    case.warm_run()
+    late = {**order(10_000), "ordered_at": "1969-12-31T23:57:00.500Z"}, {**order(10_001), "ordered_at": "2026-03-01T00:00:00.000Z"}
+    case.send(json.dumps(one).encode() for one in late)
+    case.warm_run()
+    assert orders.differences() == []
+    old = case.client().query(f"SELECT toString(min(bucket)) FROM {orders.rollup}_5m").result_rows[0][0]
+    assert old == "1969-12-31 23:55:00"
+
+
+def test_a_target_that_was_dropped_with_its_view_is_made_and_filled_again(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.send(600)
+    case.warm_run()
+    for relation in ("VIEW", f"{orders.rollup}_5m_top_dishes_view"), ("TABLE", f"{orders.rollup}_5m_top_dishes"):
+        case.client().command(f"DROP {relation[0]} {relation[1]} SYNC")
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def test_an_emptied_target_is_filled_again_behind_a_new_view(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.send(600)
+    case.warm_run()
+    case.client().command(f"TRUNCATE TABLE {orders.rollup}_5m")
+    orders.send(100)
+    case.warm_run()
+    assert orders.differences() == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("DROP VIEW {rollup}_5m_view SYNC", "holds rows that no view of this pipeline has written, and would count rows twice"),
+        ("ALTER TABLE {rollup}_5m ADD COLUMN more UInt8 AFTER orders", "is not what the file asks for"),
+        ("CREATE OR REPLACE VIEW {rollup}_5m_view AS SELECT 1 AS orders", "is not what the file asks for"),
+    ],
+)
+def test_a_rollup_that_was_changed_by_hand_is_refused(case: PipelineCase, statement: str, message: str) -> None:
+    orders = RollupCase(case)
+    orders.send(100)
+    case.warm_run()
+    if statement.startswith("CREATE"):
+        case.client().command(f"DROP VIEW {orders.rollup}_5m_view SYNC")
+    case.client().command(statement.format(rollup=orders.rollup))
+    with pytest.raises(HaltError, match=message):
+        case.warm_run()
+
+
+def test_a_view_that_is_dropped_while_the_pipeline_runs_halts_the_sink(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    runner = case.warm_runner(until_caught_up=False)
+    case.in_background(runner)
+    orders.send(100)
+    case.wait_count(1)
+    case.client().command(f"DROP VIEW {orders.rollup}_5m_view SYNC")
+    orders.send(100)
+    wait_until(lambda: runner.legs[runner.topology.sinks[0]].failure is not None, "a sink that halts")
+    assert "was dropped or replaced while the pipeline ran" in str(runner.legs[runner.topology.sinks[0]].failure)
+    case.client().command(f"DROP TABLE {orders.rollup}_5m SYNC")
+    case.end()
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def run_ddl(case: PipelineCase, *options: str) -> None:
+    """Runs the statements that `tallyflow ddl` prints, as an operator does."""
+    printed = case.invoke("ddl", str(case.file), *options).stdout
+    for statement in filter(str.strip, printed.split(";\n")):
+        case.client().command(statement)
+
+
+def test_tables_and_views_that_an_operator_creates_are_taken_as_they_are(case: PipelineCase) -> None:
+    orders = RollupCase(case, create_rollups=False, create_table=False)
+    run_ddl(case)
+    orders.send(500)
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def test_an_operator_adds_a_rollup_behind_the_position_that_the_sink_names(case: PipelineCase) -> None:
+    orders = RollupCase(case, is_added_later=True, create_rollups=False)
+    orders.send(400)
+    case.warm_run()
+    orders.write()
+    with pytest.raises(HaltError, match=r"there is no \w+_stats_5m, .*`tallyflow ddl FILE` prints"):
+        case.warm_run()
+    run_ddl(case)
+    orders.send(100)
+    with pytest.raises(HaltError, match=r"the table held such rows before it; drop the view, and create it as") as late:
+        case.warm_run()
+    cut = re.search(r"--after (\d+)", str(late.value))
+    assert cut is not None
+    for target in ("5m", "5m_top_dishes", "5m_most_eaten"):
+        case.client().command(f"DROP VIEW {orders.rollup}_{target}_view SYNC")
+    run_ddl(case, "--after", cut[1])
+    case.warm_run()
+    assert orders.differences() == []
+
+
+def test_a_table_of_which_a_time_may_be_null_is_refused(case: PipelineCase) -> None:
+    RollupCase(case)
+    ddl = case.invoke("ddl", str(case.file)).stdout.split(";")[0]
+    case.client().command(ddl.replace("ordered_at DateTime64(3)", "ordered_at Nullable(DateTime64(3))"))
+    with pytest.raises(HaltError, match=r"the column ordered_at of the table is Nullable\(DateTime64\(3\)\), and \w+ needs it"):
+        case.warm_run()
+
+
+def test_nulls_in_a_table_of_the_users_own_stop_no_insert(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    ddl = case.invoke("ddl", str(case.file)).stdout.split(";")[0]
+    case.client().command(ddl.replace("total Decimal(12, 2)", "total Nullable(Decimal(12, 2))"))
+    case.send([json.dumps({**order(1), "total": None}).encode(), json.dumps(order(2)).encode()])
+    case.warm_run()
+    found = case.client().query(f"SELECT sum(orders), sum(sales) FROM {orders.rollup}_5m").result_rows
+    assert found == [(2, Decimal(order(2)["total"]))]
+
+
+def test_a_deleted_pipeline_leaves_no_rollup(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.send(100)
+    case.warm_run()
+    assert f"rollup default.{orders.rollup}" in case.invoke("delete", str(case.file), "--yes").stdout
+    left = case.client().query("SELECT name FROM system.tables WHERE name LIKE {begin:String}", {"begin": f"{case.table}%"}).result_rows
+    assert left == []
+
+
+def test_a_run_until_caught_up_ends_with_whole_rollups(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines.sink.rollups, "ROWS_PER_FILL", 50)
+    orders = RollupCase(case, is_added_later=True)
+    orders.send(1000)
+    case.warm_run()
+    orders.write()
+    case.warm_run()
+    assert orders.differences() == []
+    fills = case.client().query(f"SELECT uniqExact(planned_to) FROM {orders.rollup}_progress WHERE filled_to < planned_to").result_rows
+    assert fills[0][0] >= 2
+
+
+def with_rollup(case: PipelineCase) -> None:
+    document = yaml.safe_load(case.file.read_text())
+    rollup = {"name": f"{case.table}_joined", "time": "_tf_arrival", "measures": [{"as": "orders", "count": True}]}
+    document["sink"] |= {"create_rollups": True, "rollups": [rollup]}
+    case.file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def test_a_joined_row_that_comes_late_is_counted(case: PipelineCase) -> None:
+    """It has the position of its left record, which had waited, behind rows of later positions."""
+    pipeline = JoinPipeline(case, case.addresses)
+    with_rollup(case)
+    pipeline.send("events", range(10))
+    case.warm_run()
+    for names in (range(5, 10), range(5)):
+        pipeline.send("names", names)
+        case.warm_run()
+    assert len(pipeline.rows()) == 10
+    assert case.client().query(f"SELECT sum(orders) FROM {case.table}_joined_5m").result_rows == [(10,)]
+
+
+def test_a_rollup_is_not_added_to_a_table_with_rows_of_a_join(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses)
+    for source in ("names", "events"):
+        pipeline.send(source, range(10))
+        case.warm_run()
+    with_rollup(case)
+    with pytest.raises(HaltError, match="behind a join, rows come later than rows of later positions"):
+        case.warm_run()
