@@ -89,7 +89,8 @@ class RollupFeeds:
         """
         known = next((one for one in noted if one.cut == cut), None)
         has_rows = self._state.rows_of(feed.target) > 0
-        if known is not None and (has_rows or not self._state.rows_within(0)):
+        # All buckets of a target with `keep` may have expired.
+        if known is not None and (has_rows or feed.rollup.keep is not None or not self._state.rows_within(0)):
             return known
         if has_rows:
             raise self._unknown_rows(feed)

@@ -1,11 +1,12 @@
 """`tallyflow verify` names what is wrong in a rollup: a row counted twice, a bucket lost, rows that the table no longer has."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from support.pipeline_case import PipelineCase
-from support.rollup_case import RollupCase
+from support.rollup_case import RollupCase, order
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
@@ -97,3 +98,26 @@ def test_a_rollup_that_is_not_filled_yet_is_not_proven(case: PipelineCase) -> No
     report = verified(case)
     assert report["verdict"] == "not proven"
     assert any("its tables do not exist yet" in one["what"] for one in report["not_proven"])
+
+
+def test_buckets_that_keep_has_removed_are_left_out(case: PipelineCase) -> None:
+    orders = RollupCase(case)
+    orders.write(keep="200h")
+    orders.send(300)
+    case.send([json.dumps({**order(9_000), "ordered_at": datetime.now(UTC).isoformat()}).encode()])
+    case.warm_run()
+    case.client().command(f"OPTIMIZE TABLE {orders.rollup}_5m FINAL")
+    assert case.client().query(f"SELECT count() FROM {orders.rollup}_5m").result_rows == [(1,)]
+    report = verified(case)
+    assert (report["verdict"], report["counts"][f"rows of {orders.rollup}_5m"]) == ("clean", 1), report["findings"]
+    assert any(one["what"] == f"rollup {orders.rollup}: buckets that its `keep` has removed" for one in report["not_compared"])
+    case.warm_run()
+
+
+def test_a_target_that_was_emptied_lacks_every_bucket(orders: RollupCase) -> None:
+    for target in (f"{orders.rollup}_5m", f"{orders.rollup}_5m_most_eaten"):
+        orders.case.client().command(f"TRUNCATE TABLE {target}")
+    report = verified(orders.case)
+    lacking = {(one["place"], one["kind"], one["column"]): one["count"] for one in report["findings"]}
+    targets = (f"{orders.rollup}_5m", f"{orders.rollup}_5m_most_eaten")
+    assert lacking == {(f"rollup {target}", "missing", None): report["counts"][f"rows of {target}"] for target in targets}
