@@ -101,7 +101,7 @@ def test_the_bars_of_the_chart_add_up_to_the_figure(example: tuple[Page, WindowF
     page.wait_for("Orders per 6 hours")
 
 
-def test_pictures_for_the_docs_and_no_side_scroll_on_a_small_screen(example: tuple[Page, WindowFigures]) -> None:
+def test_pictures_for_the_docs_and_a_small_screen(example: tuple[Page, WindowFigures]) -> None:
     page, _ = example
     page.open(window="24h", restaurant="Da Enzo")
     page.wait_for("Total sales per hour", "Most: ")
@@ -118,7 +118,7 @@ def test_pictures_for_the_docs_and_no_side_scroll_on_a_small_screen(example: tup
             page.picture("dashboard_phone")
 
 
-def test_it_loads_nothing_from_elsewhere_and_runs_nothing_from_a_row(case: PipelineCase) -> None:
+def test_nothing_is_loaded_from_elsewhere_or_run_from_a_row(case: PipelineCase) -> None:
     orders = RollupCase(case)
     name = "<img src=x onerror=\"document.title='taken'\">"
     row = {
@@ -143,7 +143,7 @@ def test_it_loads_nothing_from_elsewhere_and_runs_nothing_from_a_row(case: Pipel
         assert [one for one in loaded if not one.startswith(url)] == []
 
 
-def test_a_rollup_without_a_row_and_a_server_that_is_away_are_said(case: PipelineCase) -> None:
+def test_a_rollup_without_rows_and_a_server_away_are_said(case: PipelineCase) -> None:
     orders = RollupCase(case)
     case.warm_run()
     with served(load(case.file)) as url, window(url, None) as page:

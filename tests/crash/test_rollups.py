@@ -38,7 +38,7 @@ def test_a_rollup_that_is_added_counts_each_row_once_after_a_kill(case: Pipeline
 
 
 @pytest.mark.parametrize("point", ["sink.after-insert:1", "sink.before-insert:1", "leg.after-plan:3"])
-def test_a_chunk_of_before_the_rollup_is_counted_once_although_it_is_sent_again(case: PipelineCase, point: str) -> None:
+def test_a_chunk_that_is_sent_again_is_counted_once(case: PipelineCase, point: str) -> None:
     """Its first answer was lost before the view was there: the table drops the chunk, and the view gets it."""
     orders = RollupCase(case, is_added_later=True)
     case.warm_run()
@@ -50,7 +50,7 @@ def test_a_chunk_of_before_the_rollup_is_counted_once_although_it_is_sent_again(
     assert orders.differences() == []
 
 
-def test_rollups_equal_kafka_after_kills_at_random_and_a_rollup_added_midway(case: PipelineCase) -> None:
+def test_rollups_equal_kafka_after_kills_and_one_added_midway(case: PipelineCase) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)

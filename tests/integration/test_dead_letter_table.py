@@ -113,7 +113,7 @@ def content_of(written: Any) -> bytes | None:
     return None if written is None else str(written).encode()
 
 
-def test_a_redriven_dead_letter_stays_a_row_and_its_successor_names_it(case: PipelineCase) -> None:
+def test_a_redriven_dead_letter_stays_and_its_successor_names_it(case: PipelineCase) -> None:
     case.write_file(with_dead_letters())
     case.create_topic(1)
     case.warm_run()
@@ -159,7 +159,7 @@ def test_a_mapping_of_its_own_and_a_time_that_no_column_reaches(case: PipelineCa
     proof(case, "verify")
 
 
-def test_a_refused_dead_letter_halts_its_leg_and_becomes_no_second_one(case: PipelineCase) -> None:
+def test_a_refused_dead_letter_halts_its_leg(case: PipelineCase) -> None:
     case.write_file(with_dead_letters())
     case.create_topic(1)
     case.warm_run()
@@ -283,7 +283,7 @@ def test_a_table_without_positions_is_refused_at_the_start(case: PipelineCase) -
     assert found.exit_code == 2 and "sinks[1].table: the table lacks _tf_sequence" in found.output, found.output
 
 
-def test_the_leg_runs_alone_and_is_fixed_once_the_pipeline_has_run(case: PipelineCase) -> None:
+def test_the_leg_runs_alone_and_is_then_fixed(case: PipelineCase) -> None:
     case.write_file(with_dead_letters())
     case.create_topic(1)
     case.send([order(1), b"{"], partitions=1)

@@ -62,7 +62,7 @@ def test_late_orders_change_their_old_buckets(case: PipelineCase) -> None:
     assert old == "1969-12-31 23:55:00"
 
 
-def test_a_target_that_was_dropped_with_its_view_is_made_and_filled_again(case: PipelineCase) -> None:
+def test_a_target_dropped_with_its_view_is_filled_again(case: PipelineCase) -> None:
     orders = RollupCase(case)
     orders.send(600)
     case.warm_run()
@@ -101,7 +101,7 @@ def test_a_rollup_that_was_changed_by_hand_is_refused(case: PipelineCase, statem
         case.warm_run()
 
 
-def test_a_view_that_is_dropped_while_the_pipeline_runs_halts_the_sink(case: PipelineCase) -> None:
+def test_a_view_dropped_while_the_pipeline_runs_halts_the_sink(case: PipelineCase) -> None:
     orders = RollupCase(case)
     runner = case.warm_runner(until_caught_up=False)
     case.in_background(runner)
@@ -124,7 +124,7 @@ def run_ddl(case: PipelineCase, *options: str) -> None:
         case.client().command(statement)
 
 
-def test_tables_and_views_that_an_operator_creates_are_taken_as_they_are(case: PipelineCase) -> None:
+def test_tables_and_views_of_an_operator_are_taken_as_they_are(case: PipelineCase) -> None:
     orders = RollupCase(case, create_rollups=False, create_table=False)
     run_ddl(case)
     orders.send(500)
@@ -132,7 +132,7 @@ def test_tables_and_views_that_an_operator_creates_are_taken_as_they_are(case: P
     assert orders.differences() == []
 
 
-def test_an_operator_adds_a_rollup_behind_the_position_that_the_sink_names(case: PipelineCase) -> None:
+def test_an_operator_adds_a_rollup_behind_the_named_position(case: PipelineCase) -> None:
     orders = RollupCase(case, is_added_later=True, create_rollups=False)
     orders.send(400)
     case.warm_run()

@@ -149,7 +149,7 @@ def test_the_statements_quote_nothing_because_no_name_needs_it() -> None:
     assert [text.partition(" default.")[2].split()[0] for text in windows] == ["stats_refreshed", "stats_refreshed_view", "stats_now"]
 
 
-def test_a_null_of_the_table_is_expected_in_every_column_but_groups_and_time() -> None:
+def test_a_null_is_expected_in_all_columns_but_groups_and_time() -> None:
     """A table of the user's own may have a Nullable column where the file declares the base type: no view may raise on it."""
     measures = [{"as": "sales", "sum": {"column": "total"}}, {"as": "ids", "unique": {"column": "id"}}]
     (feed,) = feeds_of(parsed(ROLLUP | {"measures": measures}))

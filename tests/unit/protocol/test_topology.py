@@ -347,7 +347,7 @@ LETTERS = LegId(DEAD_LETTERS, "rejected")
 WITH_LETTERS = Topology.of(["orders"], ["", "audit"], {}, ["rejected"])
 
 
-def test_a_table_of_dead_letters_reads_what_process_and_the_sinks_reject() -> None:
+def test_a_table_of_dead_letters_reads_what_others_reject() -> None:
     assert WITH_LETTERS.legs[-1] == LETTERS
     assert (LETTERS.reads, LETTERS.purges) == ("dlq", None)
     assert WITH_LETTERS.upstream(LETTERS) == (PROCESS, TABLE, AUDIT)
@@ -378,7 +378,7 @@ def test_a_table_of_dead_letters_waits_for_those_of_all_legs() -> None:
     assert tally(log, NAMES, WITH_LETTERS).residue == 1
 
 
-def test_the_purge_of_a_table_of_dead_letters_takes_entries_and_no_dead_letter() -> None:
+def test_the_purge_of_a_table_of_dead_letters_takes_entries_only() -> None:
     log = MemoryLog(ManualClock())
     chain = opened(log, WITH_LETTERS)[LETTERS]
     for number in range(4):

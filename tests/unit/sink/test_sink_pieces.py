@@ -109,7 +109,7 @@ def test_many_rows_before_a_named_one_are_sent_once() -> None:
     assert (table.inserts, sent < 3_000_000) == (len(bad) + 5, True)
 
 
-def test_rows_that_two_constraints_name_are_refused_in_their_order() -> None:
+def test_rows_that_two_constraints_name_keep_their_order() -> None:
     pieces = Pieces.of(None, 10).refuse("a", 7, is_named=True).refuse("b", 2, is_named=True)
     assert pieces.refused == ((2, "b"), (7, "a"))
     assert pieces.to_send().tolist() == [0, 1, 3, 4, 5, 6, 8, 9]
