@@ -23,7 +23,7 @@ SMALL_FILLS = "main_with_small_fills"
         *(f"rollup.after-fill:{nth}" for nth in (1, 3, 8)),
     ],
 )
-def test_a_rollup_that_is_added_counts_each_row_once_after_a_kill(case: PipelineCase, point: str) -> None:
+def test_an_added_rollup_counts_each_row_once_after_a_kill(case: PipelineCase, point: str) -> None:
     orders = RollupCase(case, is_added_later=True)
     orders.send(600)
     case.warm_run()
