@@ -69,7 +69,7 @@ lint: venv
 COMPILE = uv pip compile --universal --python-version 3.11 $(UPGRADE) --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet
 constraints:
 	printf 'setuptools>=77\nwheel\n' | $(COMPILE) --output-file constraints-build.txt -
-	$(COMPILE) -c constraints-build.txt --extra dagster --extra local --extra dev --output-file constraints.txt pyproject.toml
+	$(COMPILE) -c constraints-build.txt --extra dagster --extra postgres --extra local --extra dev --output-file constraints.txt pyproject.toml
 
 # Nothing is resolved while it is installed: the constraints name all of it, and some versions of pip find no hash for `name[extra]`.
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.

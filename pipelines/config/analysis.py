@@ -14,6 +14,7 @@ from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.sinks import ClickHouseConnection
 from pipelines.config.sources import KafkaConnection, KafkaSource
+from pipelines.config.tables.postgres import PostgresConnection
 from pipelines.config.text import path_text, read_tree
 from pipelines.config.transforms import DedupConfig
 from pipelines.config.transforms.lookup import LookupConfig
@@ -184,6 +185,11 @@ def table_connections(config: PipelineConfig) -> Notes:
         connection = getattr(table, "connection_params", None)
         if isinstance(connection, ClickHouseConnection):
             yield from _clickhouse(connection, ("tables", name, "connection_params"))
+        if isinstance(connection, PostgresConnection) and connection.password.get_secret_value():
+            is_here = connection.host.startswith("/") or _is_here(connection.host)
+            if connection.sslmode in ("disable", "prefer") and not is_here:
+                at: Location = ("tables", name, "connection_params", "sslmode")
+                yield at, "the password and the rows may be sent unencrypted: use require, verify-ca or verify-full"
 
 
 def unused_tables(config: PipelineConfig) -> Notes:

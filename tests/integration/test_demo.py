@@ -28,7 +28,10 @@ def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: Loca
     assert "All 6,000 records accounted for, exactly once. Dropped as they must be: 617 duplicates, 0 filtered records." in shown
 
 
-@pytest.mark.parametrize(("name", "duplicates", "filtered"), [("fraud", "141", "4,490"), ("clickstream", "417", "2,044"), ("restaurants", "617", "0")])
+@pytest.mark.parametrize(
+    ("name", "duplicates", "filtered"),
+    [("fraud", "141", "4,490"), ("clickstream", "417", "2,044"), ("restaurants", "617", "0"), ("customers", "617", "0")],
+)
 def test_a_demo_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path, name: str, duplicates: str, filtered: str) -> None:
     shown = demo(running_stack, tmp_path, "--example", name, "--kill")
     assert "the runner ended with -9; " in shown

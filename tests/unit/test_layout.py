@@ -47,7 +47,7 @@ COMPOSITION_ROOTS = {
     "pipelines.demo.demo",
 }
 
-DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb"}
+DRIVERS = {"confluent_kafka", "nats", "clickhouse_connect", "chdb", "psycopg"}
 DRIVER_EXCEPTIONS = {
     ("pipelines.demo.produce", "confluent_kafka"): "a producer of sample records: the only writer to Kafka, and no part of the data path",
     ("pipelines.proof.readers.kafka", "confluent_kafka"): "reads Kafka with a client of its own, or it would repeat the data path's faults",

@@ -24,8 +24,7 @@ def fetch(name: str, table: TableModel, spec: TableSpec) -> pa.RecordBatch:
 
     Raise RetryableError while its system is away, HaltError for a table that cannot be read, does not fit its limits, or is ambiguous.
     """
-    kind: Fetch = import_module(f"{__name__}.{table.type}").FETCH  # type: ignore[attr-defined]
-    rows = kind(name, table, spec)
+    rows = _kind(name, table)(name, table, spec)
     if rows.num_rows > table.max_rows or rows.nbytes > table.max_bytes:
         raise HaltError(
             f"{doing(name)}: it has {rows.num_rows:,} rows and takes {rows.nbytes:,} bytes, more than max_rows ({table.max_rows:,}) or "
@@ -41,6 +40,19 @@ def fetch(name: str, table: TableModel, spec: TableSpec) -> pa.RecordBatch:
             f"{doing(name)}: it has {found.num_rows:,} rows with a key, fewer than min_rows ({table.min_rows:,}): a table that is being "
             "loaded would leave records without values; lower min_rows if that is intended"
         )
+    return found
+
+
+def _kind(name: str, table: TableModel) -> Fetch:
+    """Return the reader of a table. Raise HaltError if its driver is an extra that is not installed."""
+    kind: str = table.type  # type: ignore[attr-defined]
+    try:
+        found: Fetch = import_module(f"{__name__}.{kind}").FETCH
+    except ModuleNotFoundError as error:
+        raise HaltError(
+            f"{doing(name)}: tables of type {kind} need the Python package {error.name}, which is not installed here: install the extra "
+            f"{kind} (pip install 'tallyflow[{kind}]')"
+        ) from error
     return found
 
 

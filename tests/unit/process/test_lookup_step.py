@@ -281,7 +281,7 @@ def test_look_ups_of_one_table_agree_on_its_types() -> None:
         ("key: code}", "key: code, max_age: 1m}", "tables.countries.max_age: must be longer than `refresh`"),
         ("key: code}", "key: code, min_rows: 5, max_rows: 4}", "tables.countries.min_rows: must be between 0 and max_rows"),
         ("countries: {type", "Countries: {type", "tables.Countries: must be at most 40 of a-z"),
-        ("type: csv", "type: cvs", "tables.countries.type: must be one of clickhouse, csv, parquet"),
+        ("type: csv", "type: cvs", "tables.countries.type: must be one of clickhouse, csv, parquet, postgres"),
         ("uri: countries.csv", "url: countries.csv", "tables.countries.url: unknown field; did you mean 'uri'?"),
     ],
 )

@@ -24,6 +24,7 @@ from pipelines.protocol.bodies import (
     RedrivePlan,
     SinkDone,
     SinkPlan,
+    Waiting,
     Watermarks,
 )
 from pipelines.protocol.codec import Form, FormError, from_record, from_text, to_record, to_text
@@ -54,6 +55,7 @@ WHOLE: dict[str, list[Any]] = {
             input=MARK,
             ends={"out": 8, "duplicates": 9},
             runs=PageReference(1, 2, "ab", 3),
+            waiting=Waiting(2, 1, -3),
             arrivals=(5, -1, 0),
             lookups=SNAPSHOTS,
             **COUNTS,
