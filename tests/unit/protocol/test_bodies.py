@@ -110,7 +110,7 @@ def test_what_is_at_its_default_takes_no_room() -> None:
 
 
 MAY_BE: dict[str, list[Any]] = {
-    **{name: [None] for name in ("input", "runs", "pieces", "abandoned")},
+    **{name: [None] for name in ("input", "runs", "pieces", "abandoned", "waiting")},
     "seconds": [True, 1.5, 2**63],
     "reason": ["\n"],
     "is_anchor": [True],
