@@ -134,6 +134,9 @@ def check_metrics(case: PipelineCase, answer: httpx.Response) -> None:
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
     assert answer.headers["content-type"].startswith("text/plain")
     assert {name: family.type for name, family in families.items()} == {
+        "tallyflow_lookup_age_seconds": "gauge",
+        "tallyflow_lookup_failed": "gauge",
+        "tallyflow_lookup_rows": "gauge",
         "tallyflow_rows": "counter",
         "tallyflow_batches": "counter",
         "tallyflow_retries": "counter",

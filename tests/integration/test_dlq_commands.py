@@ -98,7 +98,7 @@ def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -
         refused = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--stage", "parse")
         assert (refused.exit_code, "use one or the other" in unboxed(refused.stderr)) == (2, True), refused.output
     refused = filled.invoke("dlq", "list", str(filled.file), "--stage", "nosuch")
-    stages = "parse, compute, dedup, filter, pyspark, python, transform, sink"
+    stages = "parse, compute, dedup, filter, join, lookup, pyspark, python, transform, sink"
     assert (refused.exit_code, stages in unboxed(refused.stderr)) == (2, True), refused.output
     assert dlq(filled, "list")["selected"] == 5
 

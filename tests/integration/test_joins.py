@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from datetime import timedelta
 
 import pytest
 from support.join_pipeline import JoinPipeline, has_decided_all, processed
@@ -75,3 +76,23 @@ def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [91, 92, 100, 101, 105]
     assert processed(case).outcomes["waiting in the join"] == 15
+
+
+def test_dead_letters_of_one_plan_are_in_the_order_of_their_causes(case: PipelineCase) -> None:
+    fails = {"type": "compute", "config": {"fields": [{"name": "number", "expression": "CAST(name AS INTEGER)"}]}}
+    pipeline = JoinPipeline(case, case.addresses, fails, windows=("2s", "1h"), unmatched="dead_letter")
+    # Some share a bucket.
+    pipeline.send("events", range(40))
+    pipeline.send("names", range(0, 40, 2))
+    case.run_in_turn("ingest")
+    with closing(case.log()) as log:
+        stream = case.names.stream("raw")
+        last = log.state(stream).last_sequence
+        ended = log.get(stream, last).time + timedelta(seconds=2)
+        wait_until(lambda: log.clock(stream) > ended, "the end of the windows")
+    # Its frame ends the windows of odd ones, behind the records that have released the even ones.
+    pipeline.send("names", [99])
+    case.warm_run()
+    letters = [(json.loads(letter["value"])["id"], letter["code"]) for letter in case.dead_letters()]
+    assert sorted(letters) == [(one, "unmatched" if one % 2 else "expression_error") for one in range(40)]
+    assert processed(case).outcomes["dead letters"] == 40
