@@ -8,6 +8,9 @@ import pytest
 from support.join_pipeline import JoinPipeline, has_decided_all, processed
 from support.pipeline_case import PipelineCase, wait_until
 
+from pipelines.protocol.positions import Position
+from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST
+
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 
@@ -96,3 +99,8 @@ def test_dead_letters_of_one_plan_are_in_the_order_of_their_causes(case: Pipelin
     letters = [(json.loads(letter["value"])["id"], letter["code"]) for letter in case.dead_letters()]
     assert sorted(letters) == [(one, "unmatched" if one % 2 else "expression_error") for one in range(40)]
     assert processed(case).outcomes["dead letters"] == 40
+    with closing(case.log()) as log:
+        stream = case.names.stream("dlq")
+        frames = list(log.fetch(stream, case.names.subjects("dlq"), 0, log.state(stream).last_sequence))
+    covered = [tuple(Position.parse(frame.headers[name]) for name in (HEADER_FIRST, HEADER_LAST)) for frame in frames]
+    assert covered and all(first <= last for first, last in covered)
