@@ -39,7 +39,9 @@ def reset_clock(state: KeyState) -> Reset:
         last = held.last_sequence if held else body.to
         # Read after the end of raw: every message there is older.
         server_us = microseconds(log.clock(raw))
-        waiting_us = max((microseconds(frame.time) for frame in log.scan(raw, body.to, last)), default=0)
+        # A runner that has taken the leg over meanwhile may have purged some.
+        waiting = chain.unless_overtaken(lambda: list(log.scan(raw, body.to, last)))
+        waiting_us = max((microseconds(frame.time) for frame in waiting), default=0)
         if max(body.clock_us, waiting_us) > server_us:
             reset = ClockReset(body.to, last, server_us, body.clock_us)
             chain.restate(replace(body, clock_resets=(*body.clock_resets, reset)))
