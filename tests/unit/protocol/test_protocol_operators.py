@@ -245,7 +245,7 @@ def test_a_reset_that_passes_an_old_runners_arrivals_is_found(monkeypatch: pytes
 def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.process.leg.arrivals", lambda messages, clock_us, resets: arrivals(messages, clock_us))
     with pytest.raises(AssertionError, match="arrivals"):
-        found_in(15)
+        found_in(177)
 
 
 # -- the events' own times --------------------------------------------------------------------------------------------------
