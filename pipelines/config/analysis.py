@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
-from pipelines.config.fields import BEHIND_ALL, all_passed, at_sink, checked, definitions, joins, path_of
+from pipelines.config.fields import BEHIND_ALL, after_join, all_passed, at_sink, checked, definitions, joins, path_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.sinks import ClickHouseConnection
@@ -19,6 +19,7 @@ from pipelines.config.text import path_text, read_tree
 from pipelines.config.transforms import DedupConfig
 from pipelines.config.transforms.lookup import LookupConfig
 from pipelines.protocol.stream_limits import bytes_kept_of_out
+from pipelines.types.columns import parse_type
 
 BESIDE_THE_RUN = frozenset({"checks", "alerts"})
 """Fields of the root that no runner reads."""
@@ -47,6 +48,7 @@ def notes(config: PipelineConfig) -> list[str]:
             unused_tables,
             deliveries,
             routes,
+            emitted_nulls,
         )
         for at, message in rule(config)
     ]
@@ -218,6 +220,18 @@ def deliveries(config: PipelineConfig) -> Notes:
     for seen in config.by_table:
         if seen.sink.delivery == "at_least_once":
             yield (*seen.sink_at, "delivery"), "rows may be duplicated after a crash"
+
+
+def emitted_nulls(config: PipelineConfig) -> Notes:
+    if config.join is None or not joins(config) or config.join.unmatched != "emit" or config.join.right_source is None:
+        return
+    made = {one.name for passed in after_join(config)[0] if passed.transform.computes for one in passed.transform.config.expressions()}
+    of_right = {one.joined_name for one in config.join.output_fields if one.source_id == config.join.right_source.source_id} - made
+    for seen in config.by_sink:
+        for index, entry in enumerate(seen.sink.mapping):
+            if entry.name in of_right and not parse_type(entry.column_type).nullable:
+                why = "unless the table gives it a DEFAULT, a left record without a match becomes a dead letter, and is not emitted"
+                yield (*seen.sink_at, "mapping", index, "column_type"), f"is not Nullable: {why}"
 
 
 def routes(config: PipelineConfig) -> Notes:

@@ -17,6 +17,7 @@ from pipelines.config.transform_model import Asked, Language
 from pipelines.config.transforms.lookup import lookup_spec
 from pipelines.lookups.spec import TableSpec
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
+from pipelines.types.fields import SOURCE_TYPES
 
 _MAX_SEARCHED = 200
 _MAX_NAME = 80
@@ -156,6 +157,24 @@ def _join_sources(config: Any) -> Faults:
             yield (*location, "source_id"), f"there is no source {source_id!r}{suggestion(source_id, source_ids)}"
         else:
             yield from _unknown_fields((*location, attribute), fields, list(of_source(config, source_of(config, source_id))[1]))
+    if all(side and side.source_id in source_ids for _, side in sides):
+        yield from _key_types(config)
+
+
+def _key_types(config: Any) -> Faults:
+    """Yield the fields of the keys of a join whose types make them never equal."""
+    left, right = config.join.left_source, config.join.right_source
+    types = [of_source(config, source_of(config, side.source_id))[1] for side in (left, right)]
+    for names in zip(left.key, right.key, strict=False):
+        kinds = [fields.get(name, UNKNOWN) for fields, name in zip(types, names, strict=True)]
+        if UNKNOWN not in kinds and len({_key_kind(kind) for kind in kinds}) > 1:
+            message = f"{names[0]!r} of the left source is {kinds[0]} and {names[1]!r} is {kinds[1]}: such keys are never equal"
+            yield ("join", "right_source", "key"), message
+
+
+def _key_kind(kind: str) -> str:
+    source = SOURCE_TYPES[kind]
+    return "integer" if source.is_integer else "float" if source.is_float else str(source.arrow)
 
 
 def _sinks(config: Any) -> Faults:

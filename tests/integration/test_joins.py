@@ -81,7 +81,7 @@ def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -
     assert processed(case).outcomes["waiting in the join"] == 15
 
 
-def test_dead_letters_of_one_plan_are_in_the_order_of_their_causes(case: PipelineCase) -> None:
+def test_dead_letters_of_a_plan_are_in_the_order_of_causes(case: PipelineCase) -> None:
     fails = {"type": "compute", "config": {"fields": [{"name": "number", "expression": "CAST(name AS INTEGER)"}]}}
     pipeline = JoinPipeline(case, case.addresses, fails, windows=("2s", "1h"), unmatched="dead_letter")
     # Some share a bucket.

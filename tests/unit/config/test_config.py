@@ -250,6 +250,27 @@ def test_the_shape_says_what_the_stores_of_a_join_hold() -> None:
     }
 
 
+def test_keys_of_a_join_that_are_never_equal_are_a_fault() -> None:
+    document = joined()
+    document["sources"][1]["schema_fields"][0]["type"] = "int"
+    assert faults_of(document) == {
+        "join.right_source.key": "'order_id' of the left source is string and 'user_id' is int: such keys are never equal"
+    }
+    document["sources"][0]["schema_fields"][0]["type"] = "uint8"
+    # Both are integers.
+    assert unsupported(parsed(document)) == []
+
+
+def test_columns_that_an_unmatched_record_cannot_fill_are_told() -> None:
+    document = joined()
+    told = "sink.mapping[1].column_type: is not Nullable: unless the table gives it a DEFAULT"
+    assert not any(note.startswith(told) for note in notes(parsed(document)))
+    document["join"]["unmatched"] = "emit"
+    assert any(note.startswith(told) for note in notes(parsed(document)))
+    document["sink"]["mapping"][1]["column_type"] = "Nullable(String)"
+    assert not any(note.startswith(told) for note in notes(parsed(document)))
+
+
 def test_what_a_join_does_not_take_yet_is_refused_with_its_path() -> None:
     document = joined() | {"transforms": [{**DEDUP, "source_id": "orders"}]}
     assert unsupported(parsed(document)) == ["transforms[0]: a dedup beside a join is not supported yet"]

@@ -242,3 +242,23 @@ def test_a_function_reads_its_input_and_makes_its_outputs(input_fields: str, unr
     )
     config = parse(text, name="file", environment={})
     assert [(field.name, field.is_computed) for field in unread(config)] == [(name, name == "spare") for name in unread_fields]
+
+
+def test_a_join_reads_its_keys_and_what_is_read_behind_it() -> None:
+    document = yaml.safe_load(FILE)
+    (orders,) = document["sources"]
+    names = [{"name": name, "type": "string"} for name in ("key", "name", "unread", "taken")]
+    document["sources"].append({**orders, "source_id": "users", "topic": "users", "schema_fields": names})
+    document["transforms"] = []
+    document["sink"]["mapping"] = [one for one in document["sink"]["mapping"] if one["name"] != "total"]
+    left = orders.get("source_id", orders["topic"])
+    taken = [(left, field["name"]) for field in orders["schema_fields"]] + [("users", "name"), ("users", "taken")]
+    document["join"] = {
+        "enabled": True,
+        "left_source": {"source_id": left, "key": "user", "time_window": "1h"},
+        "right_source": {"source_id": "users", "key": "key", "time_window": "1h"},
+        "output_fields": [{"source_id": source, "name": name} for source, name in taken],
+    }
+    document["sink"]["mapping"].append({"name": "name", "column_name": "name", "column_type": "String"})
+    found = [(one.name, one.at[1]) for one in unread(parse(json.dumps(document), name="file", environment={}))]
+    assert [name for name, source in found if source == 1] == ["unread", "taken"]
