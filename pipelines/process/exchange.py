@@ -21,7 +21,7 @@ from pipelines.process.arrivals import FRAMES_PER_STEP, STEP_BYTES, Arrived, ste
 from pipelines.process.buckets import BUCKET_THREADS, Buckets, owners_of, partition_owners, shares
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
-from pipelines.process.joining import Joining, frames_between, waiting_buckets
+from pipelines.process.joining import Joining, frames_of, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts, run
 from pipelines.process.stage_config import planned
 from pipelines.process.watermarks import FrameTimes
@@ -276,7 +276,7 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
 def _joined(connections: Connections, config: Program, item: BucketsItem, buckets: Buckets) -> BucketsReport:
     """Join some buckets of a plan, and append what comes of it."""
     rows = {bucket: joined(found) for bucket in item.buckets if (found := _rows_of(connections, item, bucket))}
-    joining = Joining(connections, config, item.plan, buckets, frames_between(item.plan, item.arrivals))
+    joining = Joining(connections, config, item.plan, buckets, frames_of(item.plan, item.arrivals))
     appended = joining.append(rows, item.buckets)
     if connections.lanes.own:
         for key in buckets.runs:

@@ -94,7 +94,7 @@ def _append_joined(
     connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, rows: pa.Table, frames: Sequence[Arrived]
 ) -> Appended:
     """Join the rows of a plan with what waits; return what has come of it."""
-    joining = Joining(connections, config, item, buckets, frames_of(item, frames))
+    joining = Joining(connections, config, item, buckets, frames_of(item, [frame.arrival_us for frame in frames]))
     return joining.append(dict(shares(rows, key_owners(rows, config.buckets))), waiting_buckets(config, item))
 
 

@@ -22,7 +22,7 @@ from pipelines.engine.connections import Connections
 from pipelines.errors import UndecidedError
 from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.admission import JOINED, admit
-from pipelines.process.arrivals import Arrived, read_again
+from pipelines.process.arrivals import read_again
 from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, listed, live_runs, shares
 from pipelines.process.dead_letter_rows import dead_letters, with_causes
 from pipelines.process.isolation import INTERNAL_ERROR, take_out, undecided
@@ -30,7 +30,7 @@ from pipelines.process.items import ProcessItem
 from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice, join
 from pipelines.process.join.sides import Frames, before
 from pipelines.process.join.stores import JoinStores
-from pipelines.process.program import Program
+from pipelines.process.program import Program, counts_of_reasons
 from pipelines.process.steps import Context, Passed, pass_through
 from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
 from pipelines.protocol.append import append_rows
@@ -44,12 +44,7 @@ from pipelines.protocol.records import joined as together
 _BUCKET = "_tf_bucket"
 
 
-def frames_of(item: ProcessItem, frames: Sequence[Arrived]) -> Frames:
-    """Return the frames of a plan, as a join takes them."""
-    return frames_between(item, [frame.arrival_us for frame in frames])
-
-
-def frames_between(item: ProcessItem, arrivals_us: Sequence[int]) -> Frames:
+def frames_of(item: ProcessItem, arrivals_us: Sequence[int]) -> Frames:
     """Return the frames of a plan by their arrivals, in order: their sequences follow each other."""
     sequences = np.arange(item.start + 1, item.start + 1 + len(arrivals_us), dtype=np.uint64)
     return Frames(sequences, np.array(arrivals_us, dtype=np.int64), item.clock_us)
@@ -176,8 +171,7 @@ class Joining:
         admit(connections, item.config, JOINED, (rows.num_rows, "", item.to), letters)
         if found := undecided(letters, item.poison):
             raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
-        reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
-        self._counts.update({REJECTED.total: rejected.num_rows, **{one["values"]: one["counts"] for one in reasons.to_pylist()}})
+        self._counts.update({REJECTED.total: rejected.num_rows, **counts_of_reasons(rejected)})
         letters = with_causes(letters, mine, _BUCKET)
         for bucket, share in shares(letters, letters.column(_BUCKET).to_numpy()):
             appender = self._buckets.appender("dlq", names.dead_letters(JOIN_LETTERS, bucket))

@@ -349,9 +349,7 @@ def run(
     counts = {**new_counts(), "frames": len(frames), "rows_in": records.num_rows, REJECTED.total: rejected.num_rows, **passed.dropped}
     if not program.is_keyed:
         counts |= program.tables.counts(passed.accepted)
-    if rejected.num_rows:
-        reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
-        counts |= {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
+    counts |= counts_of_reasons(rejected)
     source = program.lanes[0].source if len(program.lanes) == 1 else None
     return Made(passed.accepted, dead_letters(records, rejected, program.version, source), counts)
 
@@ -371,15 +369,23 @@ def run_records(
     by_lane = list(zip(program.lane_paths, program.by_lane(tried.accepted), strict=True))
     present = [(path, mine) for path, mine in by_lane if mine.num_rows] or by_lane[:1]
     lanes = [pass_through(path, context, mine, renew) for path, mine in present]
+    parts = lanes
     if program.join is not None:
-        rejected = pa.concat_tables([tried.rejected, *(lane.rejected for lane in lanes)])
-        dropped = sum((Counter(lane.dropped) for lane in lanes), Counter[str]())
-        return StageOutput(in_position_order(joined([lane.accepted for lane in lanes])), rejected, dropped)
-    passed = pass_through(program.shared_path, context, program.united([lane.accepted for lane in lanes]), renew)
-    rejected = pa.concat_tables([tried.rejected, *(part.rejected for part in (*lanes, passed))])
-    dropped = sum((Counter(part.dropped) for part in (*lanes, passed)), Counter[str]())
-    rows = joined([passed.accepted, *passed.marked]) if passed.marked else passed.accepted
-    return StageOutput(program.dedup.sealed(rows), rejected, dropped)
+        rows = in_position_order(joined([lane.accepted for lane in lanes]))
+    else:
+        passed = pass_through(program.shared_path, context, program.united([lane.accepted for lane in lanes]), renew)
+        parts = [*lanes, passed]
+        rows = program.dedup.sealed(joined([passed.accepted, *passed.marked]) if passed.marked else passed.accepted)
+    rejected = pa.concat_tables([tried.rejected, *(part.rejected for part in parts)])
+    return StageOutput(rows, rejected, sum((Counter(part.dropped) for part in parts), Counter[str]()))
+
+
+def counts_of_reasons(rejected: pa.Table) -> dict[str, int]:
+    """Return the number of rejected records (`REJECTED_SCHEMA`) by stage and code, by the names of their totals."""
+    if not rejected.num_rows:
+        return {}
+    reasons = pc.value_counts(pc.binary_join_element_wise("rejected", rejected.column("stage"), rejected.column("code"), "."))
+    return {reason["values"]: reason["counts"] for reason in reasons.to_pylist()}
 
 
 def new_counts() -> dict[str, int]:
