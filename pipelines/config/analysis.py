@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pipelines.config.base import LiteralSecret, Location, Model
 from pipelines.config.durations import format_duration
-from pipelines.config.fields import BEHIND_ALL, after_join, all_passed, at_sink, checked, definitions, joins, path_of
+from pipelines.config.fields import BEHIND_ALL, after_join, all_passed, at_sink, checked, definitions, joins, of_source, path_of
 from pipelines.config.order import in_order
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.sinks import ClickHouseConnection
@@ -244,11 +244,7 @@ def unsupported(config: PipelineConfig) -> list[str]:
     """List what the file asks for and this release does not run: one sentence each, with its path."""
     messages: list[str] = []
     if joins(config):
-        messages += [
-            f"transforms[{index}]: a dedup beside a join is not supported yet"
-            for index, transform in in_order(config)
-            if transform.type == "dedup"
-        ]
+        messages += _before_a_join(config)
         messages += [
             f"transforms[{index}]: a look-up behind a join is not supported yet; with a source_id it looks up before the join"
             for index, transform in in_order(config)
@@ -263,6 +259,17 @@ def unsupported(config: PipelineConfig) -> list[str]:
             if transform.type == "dedup" and transform.source_id is not None
         ]
     return messages
+
+
+def _before_a_join(config: PipelineConfig) -> Iterator[str]:
+    """Yield what the dedup of a side of a join asks for and does not do."""
+    for source in config.sources:
+        for passed in of_source(config, source)[0]:
+            asked, at = passed.transform.config, f"transforms[{passed.index}]"
+            if isinstance(asked, DedupConfig) and asked.time_field is not None:
+                yield f"{at}: a dedup by event time before a join is not supported yet; without time_field it compares arrivals"
+            if isinstance(asked, DedupConfig) and asked.keep_duplicates:
+                yield f"{at}: keep_duplicates before a join is not supported yet"
 
 
 def document_of(config: PipelineConfig) -> dict[str, Any]:
@@ -316,7 +323,7 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change. For a join it holds what its stores hold: the
-    keys and the fields of each side, how each is read, and the windows, by which records were left out of the stores.
+    keys and the fields of each side, how each is read, and the windows, by which records were left out of the stores; a dedup's, too.
     """
     sides = (config.join.left_source, config.join.right_source) if config.join and joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
@@ -343,7 +350,7 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
                 "topic": source.topic,
                 "dedup_key": list(dedups[source.source_id][1].key) if source.source_id in dedups else None,
                 "join_key": join_keys.get(source.source_id),
-                **(_join_shape(config, source) if source.source_id in join_keys else {}),
+                **(_join_shape(config, source, dedups.get(source.source_id, (0, None))[1]) if source.source_id in join_keys else {}),
                 **(_dedup_shape(config, source, *dedups[source.source_id]) if source.source_id in dedups else {}),
             }
             for source in config.sources
@@ -351,7 +358,7 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def _join_shape(config: PipelineConfig, source: KafkaSource) -> dict[str, Any]:
+def _join_shape(config: PipelineConfig, source: KafkaSource, dedup: DedupConfig | None) -> dict[str, Any]:
     assert config.join is not None
     side = next(one for one in (config.join.left_source, config.join.right_source) if one and one.source_id == source.source_id)
     fields = definitions(config, source, BEHIND_ALL)
@@ -359,6 +366,8 @@ def _join_shape(config: PipelineConfig, source: KafkaSource) -> dict[str, Any]:
     return {
         "join_key_fields": [fields[name] for name in side.key],
         "join_window": format_duration(side.time_window),
+        # By it, too, records were left out of the stores of the join.
+        **({"dedup_window": format_duration(dedup.time_window)} if dedup else {}),
         "join_fields": {one.joined_name: {"field": one.name, **fields[one.name]} for one in taken},
     }
 

@@ -26,7 +26,7 @@ from pipelines.errors import HaltError, NotSupportedError
 from pipelines.lookups.snapshot import Snapshot
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived, microseconds, steps
-from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.buckets import dedup_store, key_owners, live_runs, shares
 from pipelines.process.compile import compile_program
 from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.frames import frame_times
@@ -141,7 +141,7 @@ def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table
     times = frame_times(rows, frames, before, stage)
     counts: Counter[str] = Counter()
     for bucket, share in shares(rows, key_owners(rows, stage.buckets)):
-        store = state.connections.dedup_store(bucket)
+        store = dedup_store(state.connections, bucket)
         store.open(live_runs(lists, str(bucket)))
         found, late = stage.dedup.first_of_keys(share, store, times)
         accepted, dropped = parted(found.accepted)

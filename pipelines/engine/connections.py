@@ -20,9 +20,8 @@ from pipelines.engine.run_spec import RunSpec, read_run
 from pipelines.errors import HaltError
 from pipelines.key_store.cache import CachedStorage
 from pipelines.key_store.storage import Storage
-from pipelines.key_store.store import KeyedStore
 from pipelines.lookups.storage import Snapshots
-from pipelines.protocol.naming import DEDUP_STORE, STREAM_ID_KEY, Names, listed_as, segments_place
+from pipelines.protocol.naming import STREAM_ID_KEY, Names, segments_place
 from pipelines.protocol.records import FRAMING, Framing
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_engine
@@ -149,10 +148,6 @@ class Connections(Kept):
         # Batch work reads each segment once.
         is_cached = self._keep_partitions and not storage.is_local
         return CachedStorage.before(storage, self._note_once) if is_cached else storage
-
-    def dedup_store(self, bucket: int) -> KeyedStore:
-        """Return the bucket's key store; the caller opens the segments that the last `done` lists."""
-        return self.keep(("dedup store", bucket), lambda: KeyedStore(self.segments(listed_as(DEDUP_STORE, bucket))))
 
     def _note_once(self, message: str) -> None:
         self.keep(("noted", message), lambda: self._note(message))

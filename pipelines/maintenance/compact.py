@@ -23,7 +23,7 @@ from pipelines.key_store.segment_file import BLOCK_ROWS
 from pipelines.key_store.segments import Run, RunFacts
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
-from pipelines.process.buckets import listed, live_runs
+from pipelines.process.buckets import dedup_store, listed, live_runs
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.codec import Count, Form, Long, to_text
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE, reach
@@ -169,7 +169,7 @@ def _summary(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
 
 def _delete(state: KeyState, bucket: int, runs: Listing, kept: Listing) -> None:
     for name in _names(runs) - _names(kept):
-        state.connections.dedup_store(bucket).storage.delete(name)
+        dedup_store(state.connections, bucket).storage.delete(name)
 
 
 def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
@@ -181,7 +181,7 @@ def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[Merge
 
 def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
     """Merge one bucket into its new segment, and prove that no live key was lost."""
-    store = connections.dedup_store(item.bucket)
+    store = dedup_store(connections, item.bucket)
     store.open(live_runs({str(item.bucket): item.runs}, str(item.bucket)))
     before = tuple(store.live)
     after = tuple(store.compact(item.expired, item.to))

@@ -22,7 +22,7 @@ from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError, StateDamagedError
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.replay import Start, replayed, start_at
-from pipelines.process.buckets import live_runs
+from pipelines.process.buckets import dedup_store, live_runs
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
@@ -170,7 +170,7 @@ class KeyState:
 
     def store(self, state: ProcessState, bucket: int) -> KeyedStore:
         """Return the bucket's store, open on the listing of `state`. Raise as `lists`, and StateDamagedError if a segment is missing."""
-        store = self.connections.dedup_store(bucket)
+        store = dedup_store(self.connections, bucket)
         store.open(live_runs(self.lists(state), str(bucket)))
         return store
 
@@ -180,7 +180,7 @@ class KeyState:
 
     def check_written(self, bucket: int, runs: Listing) -> None:
         """Raise HaltError for a new segment that a task has written and this process does not find; it must not be listed."""
-        storage = self.connections.dedup_store(bucket).storage
+        storage = dedup_store(self.connections, bucket).storage
         for name, *_ in runs:
             if not storage.size(name):
                 raise HaltError(

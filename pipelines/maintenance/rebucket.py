@@ -16,7 +16,7 @@ from pipelines.errors import HaltError, NotSupportedError
 from pipelines.key_store.segments import RunFacts, write_run
 from pipelines.key_store.store import merge, run_name
 from pipelines.maintenance.inspect import KeyState
-from pipelines.process.buckets import listed, live_runs
+from pipelines.process.buckets import dedup_store, listed, live_runs
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
@@ -85,7 +85,7 @@ def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: P
         chain.restate(replace(done, runs=pages, buckets=buckets))
         for bucket, facts in old.items():
             for one in facts:
-                state.connections.dedup_store(bucket).storage.delete(one.name)
+                dedup_store(state.connections, bucket).storage.delete(one.name)
     counted = [sum(facts.rows for runs in each.values() for facts in runs) for each in (old, new)]
     return Rebucketed(before, buckets, *counted)
 
@@ -100,7 +100,7 @@ def _new_runs(state: KeyState, found: ProcessState, done: ProcessDone, bucket: i
     together = merge(parts, state.stage_config(found).dedup.expired_us(done)) if parts else None
     if together is None or not len(together):
         return []
-    return [write_run(state.connections.dedup_store(bucket).storage, run_name((0, done.to), done.to), together)]
+    return [write_run(dedup_store(state.connections, bucket).storage, run_name((0, done.to), done.to), together)]
 
 
 def _mark(state: KeyState, outs: Sequence[str], buckets: int, end: Position) -> None:

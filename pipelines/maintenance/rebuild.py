@@ -24,7 +24,7 @@ from pipelines.key_store.index import Words
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.replay import Start, process_entries
 from pipelines.process.arrivals import Arrived, arrivals, steps
-from pipelines.process.buckets import key_owners, listed, live_runs, shares
+from pipelines.process.buckets import dedup_store, key_owners, listed, live_runs, shares
 from pipelines.process.dedup import KEY_COLUMNS, PAST_COLUMN
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, add_counts, new_counts, run
@@ -203,7 +203,7 @@ class _Rebuilding:
 
         `behind`: the end of the portion, with the watermarks before it.
         """
-        store = self._connections.dedup_store(bucket)
+        store = dedup_store(self._connections, bucket)
         store.open(live_runs(self.runs, str(bucket)))
         firsts, _ = config.dedup.first_of_keys(rows, store, times)
         entries = firsts.entries

@@ -17,13 +17,17 @@ from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.preview.joined import KEPT, UNMATCHED, WAITING, JoinTrial, sides_of
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
+from pipelines.process.dedup import Deduplicated
 from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, records_for
+from pipelines.process.side_copies import keys_by_place, without_copies
 from pipelines.process.steps import Context, State, Step, pass_through
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
-from pipelines.protocol.positions import in_position_order, position_keys
+from pipelines.protocol.naming import SIDE_DEDUP_STORES
+from pipelines.protocol.positions import NO_POSITIONS, in_position_order, position_keys
 from pipelines.protocol.records import empty_rejected, joined
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
@@ -60,7 +64,7 @@ class Trial:
     def __init__(self, program: Program, engine: Engine, directory: Path, watermarks: Watermarks = NOTHING) -> None:
         self.program, self._engine, self._directory = program, engine, directory
         self._clocks = _Clocks(0, watermarks)
-        self._stores: dict[int, KeyedStore] = {}
+        self._stores: dict[str, KeyedStore] = {}
         self._join = JoinTrial(program, program.join, directory) if program.join is not None else None
         self._waiting: list[pa.Table] = []
         """Left records that no portion has decided."""
@@ -74,9 +78,7 @@ class Trial:
 
         With a join these are the rows that it makes of these and of earlier records, in the order of what made them appear.
         """
-        if self._join is not None:
-            return self._joined(self._join, frames, raw, note)
-        rows = self._through_steps(raw, note)
+        rows = self._joined(self._join, frames, raw, note) if self._join is not None else self._through_steps(raw, note)
         if self.program.dedup.key:
             rows = self._first_of_keys(rows, frames, note)
         self._clocks.clock_us = frames[-1].arrival_us
@@ -99,7 +101,7 @@ class Trial:
             side = pass_through([(join_trial.step.of_source(lane.source), frozenset())], context, found, open_engine)
             _note_rejected(note, place, found, side.rejected)
             lanes.append(side.accepted)
-        rows = in_position_order(joined(lanes))
+        rows = self._without_copies(in_position_order(joined(lanes)), frames, note)
         left, right = sides_of(rows)
         note(place, right, right.slice(0, 0), empty_rejected(), KEPT)
         decided, rejected = join_trial.take(frames, rows)
@@ -109,6 +111,30 @@ class Trial:
         passed = join_trial.passed(decided)
         note(place, decided, passed, rejected, UNMATCHED)
         return self._through(program.shared[1:], place + 1, context, passed, note)
+
+    def _without_copies(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
+        """Return the rows of both sides of a join without the copies of each, which are noted."""
+        found = [NO_POSITIONS]
+        for place, keys in keys_by_place(rows, self.program).items():
+            name, _, bucket = place.rpartition("/")
+            (step,) = (one for is_right, one in self.program.side_dedups.items() if SIDE_DEDUP_STORES[is_right] == name)
+            found.append(position_keys(self._first(step, place, int(bucket), keys, frames, None)[0].duplicates))
+        copies = np.concatenate(found)
+        if len(copies):
+            dropped = rows.filter(pa.array(np.isin(position_keys(rows), copies)))
+            note(len(self.program.steps), dropped, dropped.slice(0, 0), empty_rejected(), DUPLICATE)
+        return without_copies(rows, copies)
+
+    def _first(
+        self, step: Dedup, place: str, bucket: int, rows: pa.Table, frames: Sequence[Arrived], times: FrameTimes | None
+    ) -> tuple[Deduplicated, pa.Table]:
+        """Return what `Dedup.first_of_keys` makes of rows of a bucket, whose keys are remembered in `place`."""
+        store = self._stores.setdefault(place, KeyedStore(Storage.local(self._directory / place)))
+        found, late = step.first_of_keys(rows, store, times)
+        span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
+        has_turn = bucket_with_turn(span[1], self.program.buckets) == bucket
+        store.open(store.add(found.entries, span, step.expired_us(self._clocks), has_turn))
+        return found, late
 
     def _note_waiting(self, left: pa.Table, decided: pa.Table) -> None:
         if decided.num_rows:
@@ -138,24 +164,20 @@ class Trial:
 
     def _first_of_keys(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
         times = frame_times(rows, frames, self._clocks.watermarks, self.program)
-        span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
         accepted = []
         for bucket, share in shares(rows, key_owners(rows, self.program.buckets)):
-            accepted.append(self._of_bucket(bucket, share, span, times, note))
+            accepted.append(self._of_bucket(bucket, share, frames, times, note))
         if times is not None:
             self._clocks.watermarks = times.last
         return in_position_order(joined(accepted)) if accepted else rows.slice(0, 0)
 
-    def _of_bucket(self, bucket: int, share: pa.Table, span: tuple[int, int], times: FrameTimes | None, note: Note) -> pa.Table:
+    def _of_bucket(self, bucket: int, share: pa.Table, frames: Sequence[Arrived], times: FrameTimes | None, note: Note) -> pa.Table:
         dedup = self.program.dedup
-        store = self._stores.setdefault(bucket, KeyedStore(Storage.local(self._directory / str(bucket))))
-        found, late = dedup.first_of_keys(share, store, times)
+        found, late = self._first(dedup, str(bucket), bucket, share, frames, times)
         accepted, dropped = parted(found.accepted)
         # What a step behind dedup has dropped keeps that end, unless it is a copy, or late.
         others = share.filter(pa.array(~np.isin(position_keys(share), position_keys(dropped)))) if dropped.num_rows else share
         note(len(self.program.steps), others, accepted, dedup.rejected_late(late), DUPLICATE)
-        has_turn = bucket_with_turn(span[1], self.program.buckets) == bucket
-        store.open(store.add(found.entries, span, dedup.expired_us(self._clocks), has_turn))
         return accepted
 
 
@@ -168,4 +190,4 @@ def step_names(program: Program) -> tuple[str, ...]:
     """Return the names of the steps of a trial, in their order; of several sources each has steps of its own. A name may repeat."""
     is_only = len(program.lanes) == 1
     own = (step.name if is_only else f"{lane.source}: {step.name}" for lane in program.lanes for step in lane.steps)
-    return (*own, *(step.name for step in program.shared), *([FIRST_OF_KEY] if program.dedup.key else []))
+    return (*own, *(step.name for step in program.shared), *([FIRST_OF_KEY] if program.dedup.key or program.side_dedups else []))

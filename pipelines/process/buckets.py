@@ -18,19 +18,20 @@ import pyarrow as pa
 
 from pipelines.engine.connections import Connections
 from pipelines.key_store.segments import RunFacts
-from pipelines.key_store.store import bucket_with_turn
+from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.admission import LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.dead_letter_rows import dead_letters
-from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.dedup import KEY_COLUMNS, Deduplicated
 from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.append import Appender, Tail, append_rows, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.naming import bucket_of_key, bucket_of_partition
+from pipelines.protocol.naming import DEDUP_STORE, bucket_of_key, bucket_of_partition, listed_as
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, in_position_order
 from pipelines.protocol.records import HEADER_CONFIG, HEADER_OLDEST, joined
@@ -93,14 +94,8 @@ class Buckets:
 
     def _append_first_of_keys(self, bucket: int, rows: pa.Table, frames: FrameTimes | None, counts: Counter[str]) -> pa.Table:
         """Deduplicate and append rows; return the late ones."""
-        names, span = self._connections.names, (self._item.start, self._item.to)
-        store = self._connections.dedup_store(bucket)
-        store.open(live_runs(self._item.runs, str(bucket)))
-        deduplicated, late = self._config.dedup.first_of_keys(rows, store, frames)
-        reach("process.before-state")
-        has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
-        self.runs[str(bucket)] = listed(store.add(deduplicated.entries, span, self._config.dedup.expired_us(self._item), has_turn))
-        reach("process.after-state")
+        names = self._connections.names
+        deduplicated, late = self.first_of_keys(self._config.dedup, rows, bucket, frames)
         accepted, dropped = parted(deduplicated.accepted)
         self.append_for_sinks(bucket, accepted)
         append_rows(self.appender("duplicates", names.then_dropped(bucket)), dropped.select(list(SEQUENCE_AND_ORDINAL)))
@@ -108,6 +103,20 @@ class Buckets:
             append_rows(self.appender("duplicates", names.duplicates(bucket)), parted(deduplicated.duplicates)[0])
         counts.update({**self._config.tables.counts(accepted), DUPLICATE.total: deduplicated.duplicates.num_rows, **counts_of(dropped)})
         return late
+
+    def first_of_keys(
+        self, step: Dedup, rows: pa.Table, bucket: int, frames: FrameTimes | None = None, store: str = DEDUP_STORE
+    ) -> tuple[Deduplicated, pa.Table]:
+        """Return what `Dedup.first_of_keys` makes of all rows of the plan in a bucket of a store; write the keys that it accepts."""
+        span, key = (self._item.start, self._item.to), listed_as(store, bucket)
+        keys = dedup_store(self._connections, bucket, store)
+        keys.open(live_runs(self._item.runs, key))
+        deduplicated, late = step.first_of_keys(rows, keys, frames)
+        reach("process.before-state")
+        has_turn = bucket_with_turn(span[1], self._config.buckets) == bucket
+        self.runs[key] = listed(keys.add(deduplicated.entries, span, step.expired_us(self._item), has_turn))
+        reach("process.after-state")
+        return deduplicated, late
 
     def _late_dead_letters(self, late: pa.Table) -> pa.Table:
         """Return the dead letters for late rows; their bytes did not cross the exchange and are read again from their raw frames."""
@@ -132,6 +141,12 @@ class Buckets:
             stream = self._connections.names.stream(role)
             self._by_subject[subject] = Appender(self._connections.log, stream, subject, last_position, limit, tail, self.means.framing)
         return self._by_subject[subject]
+
+
+def dedup_store(connections: Connections, bucket: int, store: str = DEDUP_STORE) -> KeyedStore:
+    """Return a store of a bucket's accepted keys; the caller opens the segments that the last `done` lists."""
+    key = listed_as(store, bucket)
+    return connections.keep(("dedup store", key), lambda: KeyedStore(connections.segments(key)))
 
 
 def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:

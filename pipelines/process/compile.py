@@ -19,6 +19,7 @@ from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.computed import stored
 from pipelines.process.program import RELEASE, Lane, Program
 from pipelines.process.steps import Columns, Step, kinds
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import Join
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
@@ -59,7 +60,7 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
     faults: list[Fault] = []
     transforms = in_order(config)
     is_only = len(config.sources) == 1
-    lanes = [_Compiled.of_source(faults, index, source) for index, source in enumerate(config.sources)]
+    lanes = [_Compiled.of_source(faults, index, source, joins(config)) for index, source in enumerate(config.sources)]
     for source, lane in zip(config.sources, lanes, strict=True):
         lane.add_all([entry for entry in transforms if entry[1].source_id == source.source_id and not is_only])
     if joins(config):
@@ -89,18 +90,22 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
 
 @dataclass
 class _Compiled:
-    """Steps as they are compiled, and the fields behind them with their types and units. `faults`: of the whole file."""
+    """Steps as they are compiled, and the fields behind them with their types and units.
+
+    `faults`: of the whole file. `is_side`: a join follows.
+    """
 
     faults: list[Fault]
     known: Columns
     units: Mapping[str, str]
     steps: list[Step] = field(default_factory=list)
+    is_side: bool = False
 
     @classmethod
-    def of_source(cls, faults: list[Fault], index: int, source: KafkaSource) -> "_Compiled":
+    def of_source(cls, faults: list[Fault], index: int, source: KafkaSource, is_side: bool) -> "_Compiled":
         """Return the parse of a source."""
         declared: Sequence[SchemaField | KafkaColumn] = (*source.schema_fields, *source.columns)
-        lane = cls(faults, {}, {one.name: one.unit for one in declared if one.unit})
+        lane = cls(faults, {}, {one.name: one.unit for one in declared if one.unit}, is_side=is_side)
         lane.add(f"sources[{index}].schema_fields", lambda: Parse.of_source(source))
         return lane
 
@@ -133,10 +138,17 @@ class _Compiled:
     def add(self, path: str, made: Callable[[], Step]) -> None:
         """Add a step, or its fault."""
         try:
-            self.steps.append(made())
-            self.known = self.steps[-1].columns_out(self.known)
+            step = made()
+            self._check_behind_dedup(step)
+            self.steps.append(step)
+            self.known = step.columns_out(self.known)
         except ValueError as error:
             self.faults.append(Fault(path, str(error)))
+
+    def _check_behind_dedup(self, step: Step) -> None:
+        """Raise ValueError for a step that drops records of a side of a join of which dedup has decided."""
+        if self.is_side and step.drops and any(isinstance(one, Dedup) for one in self.steps):
+            raise ValueError(f"a {step.name} behind the dedup of the same source is not supported before a join: put it before the dedup")
 
 
 def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:

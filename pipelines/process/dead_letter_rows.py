@@ -46,11 +46,18 @@ id of its source in the pipeline file.
 _NONE = DEAD_LETTER_SCHEMA.empty_table()
 
 
-def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, source: str | None, refused_by: str | None = None) -> pa.Table:
+def dead_letters(
+    records: pa.Table,
+    rejected: pa.Table,
+    config_version: str,
+    source: str | None,
+    refused_by: str | None = None,
+    is_past_dedup: bool = False,
+) -> pa.Table:
     """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
 
     `source`: the id of the records' source; None if their column `source` has it. `refused_by`: the sink leg that
-    rejected the records, which is after dedup.
+    rejected the records, which is after dedup; so is what `is_past_dedup` says it of.
     Raise KeyError if a rejected position is not among the records: a stage invented it.
     """
     if rejected.num_rows == 0:
@@ -69,7 +76,7 @@ def dead_letters(records: pa.Table, rejected: pa.Table, config_version: str, sou
     columns["config_version"] = pa.repeat(pa.scalar(config_version), rejected.num_rows)
     if source is not None:
         columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
-    columns |= _history(originals, refused_by)
+    columns |= _history(originals, refused_by, is_past_dedup or refused_by is not None)
     return pa.table([columns[name] for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
@@ -83,7 +90,7 @@ def with_causes(letters: pa.Table, rows: pa.Table, *beside: str) -> pa.Table:
     return letters.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def _history(records: pa.Table, refused_by: str | None) -> dict[str, pa.ChunkedArray]:
+def _history(records: pa.Table, refused_by: str | None, is_past_dedup: bool) -> dict[str, pa.ChunkedArray]:
     """Return HISTORY_SCHEMA and `last_time` for the dead letters of `records`."""
     history = {
         field.name: records.column(field.name) if field.name in records.column_names else pa.nulls(records.num_rows, field.type)
@@ -94,7 +101,7 @@ def _history(records: pa.Table, refused_by: str | None) -> dict[str, pa.ChunkedA
         "attempts": pc.add(pc.fill_null(history["attempts"], 0), pa.scalar(1, pa.int32())),
         "first_time": pc.coalesce(history["first_time"], arrival),
         "last_time": arrival,
-        "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), refused_by is not None),
+        "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), is_past_dedup),
         "origin": history["origin"],
         "sink": history["sink"] if refused_by is None else pa.repeat(pa.scalar(refused_by), records.num_rows),
     }

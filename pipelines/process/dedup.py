@@ -35,6 +35,8 @@ from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants,
 from pipelines.types.vectors import Mask, one_chunk, to_mask
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
+COPY_KEY_COLUMNS = ("_tf_copy_key_hi", "_tf_copy_key_lo")
+"""The hash of the key of a dedup, in rows of a side of a join, of which KEY_COLUMNS are of the join's key."""
 PAST_COLUMN = "_tf_past_dedup"
 """True for a record that dedup accepted before it became a dead letter: it is accepted without changing the store. Often absent."""
 _MAX_PASSES = 64

@@ -1,14 +1,16 @@
 """A large plan of process on several processes: stretches of its frames through the stages, an exchange by bucket, then the buckets.
 
 First each process takes a stretch of the frames through the stages, and holds its rows by bucket. The leg admits the dead letters of all.
+Where a dedup stands before a join, the copies are found next, from the keys alone, by the buckets of the dedup's key.
 Then each process fetches the rows of some buckets from all who hold such, and does with them what the leg alone does with every bucket.
 The leg appends the dead letters. Only the leg knows the whole plan: a lane that is lost takes rows with it, and the plan is begun again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -17,92 +19,43 @@ import pyarrow as pa
 from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import OWN_SHARES
-from pipelines.process.arrivals import FRAMES_PER_STEP, STEP_BYTES, Arrived, steps
+from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import BUCKET_THREADS, Buckets, owners_of, partition_owners, shares
+from pipelines.process.exchange_items import (
+    BucketsItem,
+    BucketsReport,
+    CopiesItem,
+    CopiesReport,
+    Place,
+    StagesItem,
+    StagesReport,
+    held_in,
+    packed,
+    stretch_name,
+    unpacked,
+)
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
 from pipelines.process.joining import Joining, frames_of, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts, run
+from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.stage_config import planned
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.bodies import NOTHING, Lookups, Poison, Waiting
-from pipelines.protocol.codec import Count, F, Form, Long, PartitionKey, Text, Version, from_text, to_text
+from pipelines.protocol.bodies import NOTHING
+from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.ledger import Totals
+from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions
 from pipelines.protocol.records import decode_parcel, encode_frame, joined
 from pipelines.protocol.run_lists import Lists
 
-STAGES_PART, BUCKETS_PART = "stages", "buckets"
+STAGES_PART, COPIES_PART, BUCKETS_PART = "stages", "copies", "buckets"
 """The names of the work that a lane does for process."""
-_HEAD_BYTES = 4
+_COPIES = "copies"
+"""The name under which the leg holds the positions of the copies."""
+T = TypeVar("T")
 Admit = Callable[[Sequence[Arrived], Made], object]
 """Checks what the stages have made of some frames, and counts it; raises what stops the plan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagesItem(Form):
-    """The stretch `number` of a plan: raw frames from `start` (exclusive) to `to`, and their `arrivals` in microseconds.
-
-    `poison`: records that are not tried. `lookups`: as in the plan. `step_frames`: the most frames that pass through the stages together.
-    `exchange`: the name under which the rows are held.
-    """
-
-    exchange: Text
-    number: Count
-    start: Count
-    to: Count
-    config: Version
-    arrivals: tuple[Long, ...]
-    poison: tuple[Poison, ...] = ()
-    lookups: Lookups = field(default_factory=dict)
-    step_frames: Count = FRAMES_PER_STEP
-
-
-@dataclass(frozen=True)
-class StagesReport(Form):
-    """What became of a stretch: the lane that holds its rows, their number by bucket, the counts, and the times of its frames, if any."""
-
-    holder: Count
-    rows: dict[PartitionKey, Count]
-    counts: Totals = field(default_factory=dict)
-    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
-
-
-@dataclass(frozen=True)
-class BucketsItem(Form):
-    """Some `buckets` of a plan. `holders`: by stretch, the lane that has its rows.
-
-    Of all frames of the plan: `times`, where windows are measured on a field, and the `arrivals` in microseconds, with a join.
-    """
-
-    plan: ProcessItem
-    exchange: Text
-    holders: tuple[Count, ...]
-    buckets: tuple[Count, ...]
-    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
-    arrivals: tuple[Long, ...] = ()
-
-
-@dataclass(frozen=True)
-class BucketsReport(Form):
-    """What became of some buckets. `late`: the number of dead letters of each; they follow in the order of the buckets' numbers.
-
-    `waiting`: the oldest left record that a join has stored in one of them.
-    """
-
-    counts: Totals = field(default_factory=dict)
-    tails: dict[Text, SubjectTail] = field(default_factory=dict)
-    runs: Lists = field(default_factory=dict)
-    late: dict[PartitionKey, Count] = field(default_factory=dict)
-    waiting: Waiting | None = None
-
-
-@dataclass(frozen=True)
-class Place(Form):
-    """Where an item lies that may be too large for a request: what the leg holds under a name."""
-
-    exchange: Text
-    name: Text
 
 
 def process_exchanged(
@@ -125,6 +78,7 @@ def process_exchanged(
     holders = tuple(report.holder for report, _ in staged)
     # Of a plan's records that are not tried only a join meets some behind the exchange.
     plan = item if config.join else replace(item, poison=())
+    copies, runs = _find_copies(connections, config, item, exchange, [report for report, _ in staged], count)
     arrivals = tuple(frame.arrival_us for frame in frames) if config.join else ()
     whole = BucketsItem(plan, exchange, holders, (), times, arrivals)
     places = []
@@ -134,7 +88,9 @@ def process_exchanged(
     appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of) if places else []
     lanes.shelf.clear("")
     reach("process.between-frames")
-    return _closed(connections, config, item, [dead_letters for _, dead_letters in staged], appended, times)
+    closed = _closed(connections, config, item, [dead_letters for _, dead_letters in staged], appended, times)
+    counts = {**closed.counts, **({DUPLICATE.total: copies} if copies else {})}
+    return replace(closed, counts=counts, runs={**runs, **closed.runs})
 
 
 def _stages_item(item: ProcessItem, exchange: str, number: int, stretch: Sequence[Arrived]) -> StagesItem:
@@ -157,11 +113,11 @@ def _of_buckets(whole: BucketsItem, buckets: Sequence[int]) -> BucketsItem:
     return replace(whole, plan=replace(whole.plan, runs=runs), buckets=tuple(buckets))
 
 
-def _dealt(buckets: Sequence[int], most: int) -> list[Sequence[int]]:
-    """Return the buckets of each process: a share for each lane, and the leg's own as the first."""
-    shares = most - 1 + OWN_SHARES
-    own = sorted(bucket for first in range(OWN_SHARES) for bucket in buckets[first::shares])
-    return [own, *(buckets[first::shares] for first in range(OWN_SHARES, shares))]
+def _dealt(places: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Return what each process does of the buckets, or of the places of keys: a share for each lane, and the leg's own as the first."""
+    count = most - 1 + OWN_SHARES
+    own = [place for number, place in enumerate(places) if number % count < OWN_SHARES]
+    return [own, *(places[first::count] for first in range(OWN_SHARES, count))]
 
 
 def stretches_of(frames: Sequence[Arrived], most: int) -> list[Sequence[Arrived]]:
@@ -186,11 +142,11 @@ def stages_part(connections: Connections, text: str) -> bytes:
     check_contiguous(names.stream("raw"), [message.sequence for message in messages], item.start, item.to)
     connections.lanes.shelf.clear(item.exchange)
     report, dead_letters = _staged(connections, item, [Arrived(*frame) for frame in zip(messages, item.arrivals, strict=True)])
-    return _packed(report, encode_frame(dead_letters))
+    return packed(report, encode_frame(dead_letters))
 
 
 def _staged_of(content: bytes) -> tuple[StagesReport, pa.Table]:
-    report, dead_letters = _unpacked(StagesReport, content)
+    report, dead_letters = unpacked(StagesReport, content)
     return report, decode_parcel(dead_letters)
 
 
@@ -203,13 +159,14 @@ def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived
         rows.append(made.rows)
         dead_letters.append(made.dead_letters)
     together = joined(rows)
-    found = {}
-    for bucket, share in shares(together, owners_of(together, config)):
-        lanes.shelf.put(item.exchange, f"{item.number} {bucket}", share)
-        found[str(bucket)] = share.num_rows
+    keys = keys_by_place(together, config)
+    rows_of = {str(bucket): share for bucket, share in shares(together, owners_of(together, config))}
+    for name, table in (*keys.items(), *rows_of.items()):
+        lanes.shelf.put(item.exchange, stretch_name(item.number, name), table)
     window_us, timed = config.dedup.window_us, (frame.message for frame in frames)
     times = FrameTimes.of(together, timed, NOTHING, window_us, config.sources).rows() if config.dedup.time_field else ()
-    return StagesReport(lanes.own, found, counts, tuple(times)), joined(dead_letters)
+    sizes = {name: table.num_rows for name, table in rows_of.items()}
+    return StagesReport(lanes.own, sizes, tuple(keys), counts, tuple(times)), joined(dead_letters)
 
 
 def run_step(connections: Connections, config: Program, step: Sequence[Arrived], poison: Decided) -> Made:
@@ -224,6 +181,60 @@ def run_step(connections: Connections, config: Program, step: Sequence[Arrived],
     return made
 
 
+# The copies of a dedup before a join.
+
+
+def _find_copies(
+    connections: Connections, config: Program, item: ProcessItem, exchange: str, staged: Sequence[StagesReport], count: int
+) -> tuple[int, Lists]:
+    """Find the copies on each side of a join, in so many parts, and hold their positions; return (their number, the new segments)."""
+    if not config.side_dedups:
+        return 0, {}
+    lanes, holders = connections.lanes, tuple(report.holder for report in staged)
+    places = sorted({place for report in staged for place in report.keys})
+    parts = []
+    for number, share in enumerate(filter(None, _dealt(places, count))):
+        runs = {place: item.runs[place] for place in share if place in item.runs}
+        of_share = CopiesItem(replace(item, runs=runs, tails={}, poison=()), exchange, holders, tuple(share))
+        parts.append(Place(exchange, f"copies {number}"))
+        lanes.shelf.put(exchange, parts[-1].name, to_text(of_share).encode())
+    found = lanes.divide(COPIES_PART, parts, lambda place: _copies(connections, place), _copies_read) if parts else []
+    positions = np.sort(np.concatenate([NO_POSITIONS, *(positions for _, positions in found)]))
+    lanes.shelf.put(exchange, _COPIES, positions.tobytes())
+    return len(positions), {place: listing for report, _ in found for place, listing in report.runs.items()}
+
+
+def copies_part(connections: Connections, text: str) -> bytes:
+    """Find the copies in some buckets of a plan, a `CopiesItem` that lies at a `Place`, which is given as text. The work of a lane.
+
+    Raise RetryableError if a process that holds some of it does not answer.
+    """
+    report, positions = _copies(connections, from_text(Place, text))
+    return packed(report, positions.tobytes())
+
+
+def _copies_read(content: bytes) -> tuple[CopiesReport, RawPositions]:
+    report, positions = unpacked(CopiesReport, content)
+    return report, np.frombuffer(positions, dtype=np.uint64)
+
+
+def _copies(connections: Connections, place: Place) -> tuple[CopiesReport, RawPositions]:
+    item = from_text(CopiesItem, connections.lanes.fetch(0, place.exchange, place.name))
+    config = planned(connections, item.plan.config, item.plan.lookups)
+    buckets = Buckets(connections, config, item.plan)
+    keys = {name: joined(held_in(connections, item.exchange, item.holders, name)) for name in item.places}
+    positions = copies_among(keys, config, buckets)
+    if connections.lanes.own:
+        for key in buckets.runs:
+            _discard_copies(connections, item.plan, buckets, key)
+    return CopiesReport(buckets.runs), positions
+
+
+def _copies_of(connections: Connections, exchange: str) -> RawPositions:
+    """Return the positions of all copies of a plan, which the leg holds."""
+    return np.frombuffer(connections.lanes.fetch(0, exchange, _COPIES), dtype=np.uint64)
+
+
 # The buckets.
 
 
@@ -233,11 +244,11 @@ def buckets_part(connections: Connections, text: str) -> bytes:
     Raise RetryableError if a process that holds some of it does not answer.
     """
     report, late = _appended(connections, from_text(Place, text))
-    return _packed(report, encode_frame(joined([late[bucket] for bucket in sorted(late)])) if late else b"")
+    return packed(report, encode_frame(joined([late[bucket] for bucket in sorted(late)])) if late else b"")
 
 
 def _appended_of(content: bytes) -> tuple[BucketsReport, dict[int, pa.Table]]:
-    report, payload = _unpacked(BucketsReport, content)
+    report, payload = unpacked(BucketsReport, content)
     late = {}
     if report.late:
         rest = decode_parcel(payload)
@@ -257,7 +268,7 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
     times = _times(config, item.plan, item.times)
 
     def done(bucket: int) -> tuple[dict[str, int], pa.Table | None]:
-        found = buckets.append_bucket(bucket, joined(_rows_of(connections, item, bucket)), times)
+        found = buckets.append_bucket(bucket, joined(held_in(connections, item.exchange, item.holders, str(bucket))), times)
         if config.dedup.key and connections.lanes.own:
             _discard_copies(connections, item.plan, buckets, str(bucket))
         return found
@@ -275,7 +286,12 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
 
 def _joined(connections: Connections, config: Program, item: BucketsItem, buckets: Buckets) -> BucketsReport:
     """Join some buckets of a plan, and append what comes of it."""
-    rows = {bucket: joined(found) for bucket in item.buckets if (found := _rows_of(connections, item, bucket))}
+    copies = _copies_of(connections, item.exchange) if config.side_dedups else NO_POSITIONS
+    rows = {
+        bucket: without_copies(joined(found), copies)
+        for bucket in item.buckets
+        if (found := held_in(connections, item.exchange, item.holders, str(bucket)))
+    }
     joining = Joining(connections, config, item.plan, buckets, frames_of(item.plan, item.arrivals))
     appended = joining.append(rows, item.buckets)
     if connections.lanes.own:
@@ -292,19 +308,6 @@ def _discard_copies(connections: Connections, plan: ProcessItem, buckets: Bucket
 
 def _times(config: Program, plan: ProcessItem, times: Sequence[tuple[int, int, int, int]]) -> FrameTimes | None:
     return FrameTimes.of_rows(times, plan.watermarks, config.dedup.window_us) if config.dedup.time_field else None
-
-
-def _rows_of(connections: Connections, item: BucketsItem, bucket: int) -> list[pa.Table]:
-    """Return the rows of a bucket in every stretch that has some, in the order of the stretches."""
-    lanes, found = connections.lanes, []
-    for number, holder in enumerate(item.holders):
-        name = f"{number} {bucket}"
-        table = lanes.shelf.table(item.exchange, name) if holder == lanes.own else None
-        if table is not None:
-            found.append(table)
-        elif content := lanes.fetch(holder, item.exchange, name):
-            found.append(decode_parcel(content))
-    return found
 
 
 def _closed(
@@ -334,13 +337,3 @@ def _closed(
     last = _times(config, item, times)
     oldest = min(waiting, key=lambda one: (one.sequence, one.ordinal), default=None)
     return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, last.last if last else None, oldest)
-
-
-def _packed(report: Form, content: bytes) -> bytes:
-    head = to_text(report).encode()
-    return b"".join((len(head).to_bytes(_HEAD_BYTES), head, content))
-
-
-def _unpacked(form: type[F], content: bytes) -> tuple[F, bytes]:
-    end = _HEAD_BYTES + int.from_bytes(content[:_HEAD_BYTES])
-    return from_text(form, content[_HEAD_BYTES:end]), content[end:]

@@ -21,10 +21,12 @@ from pipelines.process.isolation import undecided
 from pipelines.process.items import ProcessItem, ProcessReport
 from pipelines.process.joining import Appended, Joining, frames_of, waiting_buckets
 from pipelines.process.program import Made, Program, add_counts, new_counts
+from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
+from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.records import joined
 
 Admitted = Callable[[Sequence[Arrived], Made], tuple[pa.Table, pa.Table]]
@@ -93,9 +95,12 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
 def _append_joined(
     connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, rows: pa.Table, frames: Sequence[Arrived]
 ) -> Appended:
-    """Join the rows of a plan with what waits; return what has come of it."""
+    """Join the rows of a plan, without the copies of each side, with what waits; return what has come of it."""
+    copies = copies_among(keys_by_place(rows, config), config, buckets)
+    by_bucket = {bucket: without_copies(share, copies) for bucket, share in shares(rows, key_owners(rows, config.buckets))}
     joining = Joining(connections, config, item, buckets, frames_of(item, [frame.arrival_us for frame in frames]))
-    return joining.append(dict(shares(rows, key_owners(rows, config.buckets))), waiting_buckets(config, item))
+    appended = joining.append(by_bucket, waiting_buckets(config, item))
+    return replace(appended, counts={**appended.counts, **({DUPLICATE.total: len(copies)} if len(copies) else {})})
 
 
 def _append_by_key(buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None) -> Counter[str]:

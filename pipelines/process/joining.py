@@ -167,7 +167,7 @@ class Joining:
         connections, names, item = self._connections, self._connections.names, self._item
         mine = rows.filter(pa.array(np.isin(position_keys(rows), position_keys(rejected))))
         records = read_again(connections.log, names.stream("raw"), mine)
-        letters = dead_letters(records, rejected, item.config, source=None)
+        letters = dead_letters(records, rejected, item.config, source=None, is_past_dedup=True)
         admit(connections, item.config, JOINED, (rows.num_rows, "", item.to), letters)
         if found := undecided(letters, item.poison):
             raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)

@@ -31,7 +31,7 @@ from pipelines.process.steps.join import Join
 from pipelines.process.steps.lookup import Lookup, SnapshotOpener
 from pipelines.process.steps.mapping import MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
-from pipelines.protocol.naming import DEDUP_STORE, LEFT_STORE, RIGHT_STORE
+from pipelines.protocol.naming import DEDUP_STORE, LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES
 from pipelines.protocol.outcomes import REJECTED
 from pipelines.protocol.positions import in_position_order
 from pipelines.protocol.records import StageOutput, joined
@@ -50,7 +50,7 @@ Raised when a release would store programs differently, or produce other rows fo
 class Lane:
     """The steps that the records of one source pass by themselves: parse, and the transforms that the file gives to it alone.
 
-    Raise ValueError unless parse is the first, and none has state.
+    Raise ValueError unless parse is the first, and none but a dedup has state.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Lane:
     def __post_init__(self) -> None:
         if [step.rank for step in self.steps] != [Rank.FIRST, *[Rank.TRANSFORM] * (len(self.steps) - 1)]:
             raise ValueError(f"the steps {_names(self.steps)} of a source do not begin with the one {Parse.name}")
-        if any(step.state is State.PER_BUCKET for step in self.steps):
+        if any(step.state is State.PER_BUCKET and not isinstance(step, Dedup) for step in self.steps) or len(self._dedups) > 1:
             raise ValueError(f"of the steps {_names(self.steps)} of one source one has state")
 
     def encode(self) -> dict[str, Any]:
@@ -72,6 +72,15 @@ class Lane:
         if record.keys() != {"source", "topic", "steps"}:
             raise ValueError(f"the parts of a source are {', '.join(map(repr, sorted(record)))}"[:200])
         return cls(str(record["source"]), str(record["topic"]), _steps_of(record["steps"]))
+
+    @property
+    def _dedups(self) -> list[Dedup]:
+        return [step for step in self.steps if isinstance(step, Dedup)]
+
+    @property
+    def dedup(self) -> Dedup:
+        """The step that drops copies among the records of the source alone, or NO_DEDUP: only before a join."""
+        return next(iter(self._dedups), NO_DEDUP)
 
     @property
     def parse(self) -> Parse:
@@ -93,7 +102,7 @@ class Program:
 
     Raise ValueError unless the mapping is the last step, and at most one has state. Of dedup the own part, which drops copies, runs after
     all others: what a transform behind it drops is marked until then, and needs an outcome of its own. A join is the first step, of two
-    lanes.
+    lanes, of which each may drop copies by arrival before it.
     """
 
     release: int
@@ -114,6 +123,8 @@ class Program:
         if self.join is not None:
             self._check_join(self.join, keyed)
             return
+        if any(lane.dedup.key for lane in self.lanes):
+            raise ValueError("a dedup of one source alone needs a join behind it")
         for step in self.shared[keyed[0] + 1 : -1] if keyed else ():
             if len({*step.outcomes} - {REJECTED}) > 1:
                 raise ValueError(f"step {step.name} drops with several outcomes, so it must be before {self.shared[keyed[0]].name}")
@@ -121,6 +132,12 @@ class Program:
     def _check_join(self, join: Join, keyed: Sequence[int]) -> None:
         if keyed != [0] or {*self.sources} != {join.left.source, join.right.source}:
             raise ValueError("a join is the first of the steps of all records, and joins the two sources of the program")
+        for lane in self.lanes:
+            if lane.dedup.time_field or lane.dedup.keeps:
+                raise ValueError("a dedup before a join compares arrivals, and keeps no copies")
+            for step in lane.steps[lane.steps.index(lane.dedup) + 1 :] if lane.dedup.key else ():
+                if step.drops:
+                    raise ValueError(f"step {step.name} drops records, so it must be before the dedup of its source")
         _ = self.lane_paths
 
     def encode(self) -> bytes:
@@ -177,6 +194,14 @@ class Program:
         """The step that joins the two sources."""
         return next((step for step in self.shared if isinstance(step, Join)), None)
 
+    @cached_property
+    def side_dedups(self) -> Mapping[bool, Dedup]:
+        """The steps that drop copies among the records of one side of the join, by whether it is the right one."""
+        join = self.join
+        if join is None:
+            return {}
+        return {lane.source == join.right.source: lane.dedup for lane in self.lanes if lane.dedup.key}
+
     @property
     def is_keyed(self) -> bool:
         """Whether rows cross the exchange by a key, and not by their Kafka partition."""
@@ -185,7 +210,9 @@ class Program:
     @property
     def stores(self) -> tuple[str, ...]:
         """The key stores that the steps with state keep, per bucket."""
-        return (RIGHT_STORE, LEFT_STORE) if self.join is not None else (DEDUP_STORE,) if self.dedup.key else ()
+        if self.join is not None:
+            return (RIGHT_STORE, LEFT_STORE, *(SIDE_DEDUP_STORES[is_right] for is_right in self.side_dedups))
+        return (DEDUP_STORE,) if self.dedup.key else ()
 
     @property
     def before_dedup(self) -> Columns:

@@ -150,6 +150,8 @@ class Names:
 
 DEDUP_STORE, RIGHT_STORE, LEFT_STORE = "dedup", "join-right", "join-left"
 """The key stores: accepted keys of dedup, and of a join the newest right records, and the left records that wait."""
+SIDE_DEDUP_STORES = {False: "dedup-left", True: "dedup-right"}
+"""The accepted keys of a dedup of one side of a join, by whether it is the right one."""
 
 
 def listed_as(store: str, bucket: int) -> str:

@@ -16,7 +16,7 @@ from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.ingest.ranges import INGEST_PART, ingest_part
-from pipelines.process.exchange import BUCKETS_PART, STAGES_PART, buckets_part, stages_part
+from pipelines.process.exchange import BUCKETS_PART, COPIES_PART, STAGES_PART, buckets_part, copies_part, stages_part
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.topology import DEAD_LETTERS, INGEST, PROCESS, SINK, LegId, for_every_kind
@@ -31,6 +31,7 @@ LEG_CLASSES: Mapping[str, Callable[..., AnyLeg]] = for_every_kind(
 LANE_WORKS: Mapping[str, Callable[[Connections, str], bytes]] = {
     INGEST_PART: ingest_part,
     STAGES_PART: stages_part,
+    COPIES_PART: copies_part,
     BUCKETS_PART: buckets_part,
     SINK_PART: insert_part,
 }

@@ -1,6 +1,6 @@
 -- The last record of each key before the replayed ones that was accepted, as `accepted_before` says.
-CREATE TABLE seeds AS
+CREATE OR REPLACE TABLE seeds AS
 SELECT key, arg_max(at_us, position) AS at_us, max(position) AS position
-FROM parsed SEMI JOIN accepted_before USING (position)
+FROM $records SEMI JOIN accepted_before USING (position)
 WHERE stage IS NULL AND NOT is_past AND position < $first_replayed
 GROUP BY key

@@ -42,8 +42,11 @@ def send(pipeline: JoinPipeline, chance: random.Random, count: int) -> None:
         ("process.after-publish:1", "leg.before-commit:2", "sink.after-insert:1"),
     ],
 )
-def test_a_join_is_exact_after_kills_at_failpoints(case: PipelineCase, second: LocalStack, points: tuple[str, ...]) -> None:
-    chance, pipeline = random.Random(7), JoinPipeline(case, second.addresses())
+@pytest.mark.parametrize("copies", [None, ("1h", "1h")], ids=["join", "dedup and join"])
+def test_a_join_is_exact_after_kills_at_failpoints(
+    case: PipelineCase, second: LocalStack, points: tuple[str, ...], copies: tuple[str, str] | None
+) -> None:
+    chance, pipeline = random.Random(7), JoinPipeline(case, second.addresses(), copies=copies)
     case.warm_run()
     for point in points:
         send(pipeline, chance, RECORDS)
@@ -52,14 +55,17 @@ def test_a_join_is_exact_after_kills_at_failpoints(case: PipelineCase, second: L
     case.warm_run()
     counts = pipeline.account()
     assert counts["joined"] > 0 and counts["waiting"] > 0 and counts["broken"] == len(case.dead_letters())
+    assert (counts["copies"] > 0) == (copies is not None)
 
 
-@pytest.mark.parametrize("unmatched", ["drop", "emit"])
-def test_a_join_is_exact_after_kills_at_random(case: PipelineCase, second: LocalStack, unmatched: str) -> None:
+@pytest.mark.parametrize(("unmatched", "copies"), [("drop", None), ("emit", None), ("emit", ("2s", "3s"))])
+def test_a_join_is_exact_after_kills_at_random(
+    case: PipelineCase, second: LocalStack, unmatched: str, copies: tuple[str, str] | None
+) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    pipeline = JoinPipeline(case, second.addresses(), windows=("4s", "6s"), unmatched=unmatched)
+    pipeline = JoinPipeline(case, second.addresses(), windows=("4s", "6s"), unmatched=unmatched, copies=copies)
     for number in range(KILLS):
         process = case.start_plain()
         send(pipeline, chance, chance.randrange(RECORDS // 2, 2 * RECORDS))

@@ -180,6 +180,31 @@ def test_a_range_names_what_may_still_get_a_row(case: PipelineCase) -> None:
     assert (counts["records"], counts["rows"], counts["kept for the join"]) == (10, 0, 10)
 
 
+def test_with_a_dedup_of_each_side_tables_are_clean(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    both_orders(pipeline)
+    pipeline.send("events", [*range(60, 90)])
+    pipeline.send("names", [*range(70, 85)], "later ")
+    case.warm_run()
+    counts = clean(case, "verify", "--kafka")
+    assert (counts["records"], counts["rows"], counts["found"], counts["copies"]) == (238, 85, 85, 41)
+    counts = clean(case, "audit")
+    assert (counts["out"], counts["table"], counts["duplicates dropped"], counts["kept for the join"]) == (85, 85, 41, 95)
+
+
+def test_a_row_of_a_copy_is_named(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    pipeline.send("names", [1, 2])
+    case.warm_run()
+    pipeline.send("events", [1, 2, 1])
+    case.warm_run()
+    assert clean(case, "verify")["copies"] == 1
+    copy = f"SELECT * REPLACE (_tf_ordinal + 1 AS _tf_ordinal, _tf_offset + 1 AS _tf_offset) FROM {case.table} WHERE id = 1"
+    case.client().command(f"INSERT INTO {case.table} {copy}")
+    found = faults(case, "verify")
+    assert [key[:2] for key in found] == [("rows", "extra")]
+
+
 def test_an_unconfirmed_row_is_neither_missing_nor_extra(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     pipeline.send("events", range(10))

@@ -36,6 +36,46 @@ def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, 
     assert sorted(letter["source"] for letter in case.dead_letters()) == ["events", "names"]
 
 
+def test_copies_of_either_side_are_dropped_before_the_join(case: PipelineCase, way: None) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    pipeline.send("names", [*range(30), 3])
+    case.warm_run()
+    pipeline.send("events", [*range(40), *range(5), -1])
+    case.warm_run()
+    pipeline.send("events", [*range(10)])
+    pipeline.send("names", [35, 35, 36], "later ")
+    case.warm_run()
+    expected = [(one, f"n{one}", one + 0.5) for one in range(30)] + [(one, f"later {one}", one + 0.5) for one in (35, 36)]
+    assert pipeline.rows() == sorted(expected)
+    assert processed(case).outcomes == {
+        "written to out": 32,
+        "duplicates dropped": 17,
+        "waiting in the join": 8,
+        "kept for the join": 32,
+        "dead letters": 1,
+    }
+    assert pipeline.account()["copies"] == 17
+
+
+def test_a_refused_row_redriven_is_no_copy_of_itself(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"), unmatched="dead_letter", windows=("2s", "1h"))
+    pipeline.send("names", [1, 2])
+    case.warm_run()
+    case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT small CHECK id < 2")
+    pipeline.send("events", [1, 2, 1, 2])
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [1]
+    case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [1, 2]
+    # What was accepted once is still known.
+    pipeline.send("events", [2])
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [1, 2]
+    assert processed(case).outcomes["duplicates dropped"] == 3
+
+
 @pytest.mark.parametrize("unmatched", ["drop", "emit", "dead_letter"])
 def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: str) -> None:
     pipeline = JoinPipeline(case, case.addresses, windows=("3s", "1h"), unmatched=unmatched)

@@ -35,10 +35,18 @@ class JoinPipeline:
         *transforms: dict[str, Any],
         windows: tuple[str, str] = ("1h", "1h"),
         unmatched: str = "drop",
+        copies: tuple[str, str] | None = None,
     ) -> None:
+        """`copies`: the windows of a dedup of each side; a copy is a record with the same fields."""
         self.case, self.there, self.partitions = case, there, 2
         self.topics = {"events": case.topic, "names": f"{case.topic}-names"}
-        self.transforms, self.windows, self.unmatched = list(transforms), windows, unmatched
+        self.windows, self.unmatched, self.copies = windows, unmatched, copies
+        keys = {"events": "id", "names": ["who.id", "name"]}
+        dedups = [
+            {"type": "dedup", "source_id": source, "config": {"key": key, "time_window": window}}
+            for (source, key), window in zip(keys.items(), copies or (), strict=False)
+        ]
+        self.transforms = [*dedups, *transforms]
         case.write_file(self._joined)
         case.create_topic(self.partitions)
         admin = AdminClient({"log_level": 0, **there.kafka_client})
@@ -98,6 +106,7 @@ class JoinPipeline:
         asked = {
             "left_us": left,
             "right_us": right,
+            "copies_us": [int(parse_duration(window) / timedelta(microseconds=1)) for window in self.copies or ()],
             "emits": self.unmatched == "emit",
             "raw": {"url": a.nats_url, "stream": case.names.stream("raw"), "subject": case.names.subjects("raw")},
             "topics": [

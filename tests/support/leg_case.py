@@ -16,8 +16,8 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
+from pipelines.process.program import Program
 from pipelines.process.steps import Step
-from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.run_lists import Lists, live_lists
@@ -53,7 +53,7 @@ class Topic:
 class LegCase(Kept):
     """One start of the legs. Records are JSON objects with an integer `id`, which is the key, and a text `v`; some cases have an `at`, too.
 
-    `between`: the steps between parse and the mapping, by default the first of each key.
+    `between`: the steps between parse and the mapping, by default the first of each key. `stages`: a program of other sources.
     """
 
     out = "out"
@@ -66,40 +66,44 @@ class LegCase(Kept):
         epoch: int = 1,
         table: MemoryTable | None = None,
         between: Sequence[Step] = (first_of("id", 3_600_000_000),),
+        stages: Program | None = None,
     ) -> None:
         super().__init__()
         self.log = log or MemoryLog(ManualClock())
         self.clock = self.log.clock
-        self.topic, self.sink = Topic(), table or MemoryTable()
+        self.sink = table or MemoryTable()
         self.names, self.directory, self.epoch = NAMES, directory, epoch
         self.means, self.lanes = Means(), NO_LANES
         self.engine = self.means.open_engine()
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"), ("at", "int"))
-        self.stages = program(fields, columns, *between, source="s", topic="s", buckets=buckets)
+        self.stages = stages or program(fields, columns, *between, source="s", topic="s", buckets=buckets)
+        self.topics = {source: Topic() for source in self.stages.sources}
+        self.topic = next(iter(self.topics.values()))
         version = stage_config.store(self.log, NAMES, self.stages)
-        source = SimpleNamespace(source_id="s")
+        sources = [SimpleNamespace(source_id=source) for source in self.stages.sources]
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
         sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", max_insert_time=timedelta(seconds=60))
-        topology = Topology.of(["s"], [""])
+        topology = Topology.of(self.stages.sources, [""])
         resources = SimpleNamespace(nats=nats)
         self.config = SimpleNamespace(
-            sources=[source], topology=topology, sink=sink, on_error=OnError(), resources=resources, sink_leg=LegId("sink")
+            sources=sources, topology=topology, sink=sink, on_error=OnError(), resources=resources, sink_leg=LegId("sink")
         )
         versions = {"stage_config": version, "accepted_config": version}
-        self.run = SimpleNamespace(identities={"s": "T"}, stream_ids={self.out: "S"}, targets=None, **versions)
-        self.stores: dict[int, KeyedStore] = {}
+        self.run = SimpleNamespace(identities=dict.fromkeys(self.topics, "T"), stream_ids={self.out: "S"}, targets=None, **versions)
         self.lease = SimpleNamespace(lost=threading.Event(), remaining_seconds=60.0)
         # A leg that is asked to stop gives up instead of waiting: the test says when it goes on.
         stop = threading.Event()
         stop.set()
-        self.ingest = IngestLeg(self, self._chain("ingest"), self.lease, stop)
+        self.ingests = {source: IngestLeg(self, self._chain(leg), self.lease, stop) for leg, source in topology.sources.items()}
+        self.ingest = next(iter(self.ingests.values()))
         self.process = ProcessLeg(self, self._chain("process"), self.lease, stop)
         self.delivery = SinkLeg(self, self._chain("sink"), self.lease, stop)
-        self.ingest.anchor(lambda: {0: 0})
+        for ingest in self.ingests.values():
+            ingest.anchor(lambda: {0: 0})
 
     def _chain(self, leg: str) -> Chain:
-        chain = Chain(self.log, NAMES, CHAINS[leg], self.epoch)
+        chain = Chain(self.log, NAMES, LegId.parse(leg).chain, self.epoch)
         chain.open()
         return chain
 
@@ -109,20 +113,15 @@ class LegCase(Kept):
     def segments(self, key: str) -> Storage:
         return Storage.local(self.directory / key)
 
-    def dedup_store(self, bucket: int) -> KeyedStore:
-        if bucket not in self.stores:
-            self.stores[bucket] = KeyedStore(self.segments(str(bucket)))
-        return self.stores[bucket]
-
     def source(self, source_id: str) -> Topic:
-        assert source_id == "s"
-        return self.topic
+        return self.topics[source_id]
 
-    def send(self, values: list[bytes]) -> None:
+    def send(self, values: list[bytes], source: str = "s") -> None:
         """Records of one batch, a quarter of a second after those before, through ingest."""
-        self.topic.values += values
+        topic = self.topics[source]
+        topic.values += values
         self.clock.advance(timedelta(milliseconds=250))
-        self.ingest.advance({"0": len(self.topic.values)})
+        self.ingests[source].advance({"0": len(topic.values)})
 
     def go_on(self) -> None:
         """Process works on all that is on raw. Raises StoppedError when it would wait."""
@@ -136,6 +135,15 @@ class LegCase(Kept):
 
     def go_on_to(self, sequence: int) -> None:
         self.process.advance({"sequence": sequence})
+
+    @property
+    def stores(self) -> dict[str, KeyedStore]:
+        """The stores of keys that this process has opened, by what they are listed under."""
+        return {name[1]: one for name, one in self._kept.items() if isinstance(one, KeyedStore) and isinstance(name, tuple)}
+
+    def forget_stores(self) -> None:
+        """As another process, which has opened none."""
+        self._kept = {name: one for name, one in self._kept.items() if not isinstance(one, KeyedStore)}
 
     def files(self) -> set[str]:
         return {path.name for path in self.directory.rglob("*.arrow")}

@@ -2,7 +2,8 @@
 
 A program: it takes one JSON object on its standard input, gives the numbers as one on its standard output, and ends with 1 if they differ.
 What was first is what NATS says: its sequences are the order, the running maximum of its times is the arrival. The join is played record
-by record. A record is broken if it is no JSON object; the key of a left record is `id`, that of a right one `who.id`.
+by record. A record is broken if it is no JSON object; the key of a left record is `id`, that of a right one `who.id`. Where a dedup
+stands before the join, copies are records of one `id`, or of one `who.id` and `name`.
 """
 
 import asyncio
@@ -75,12 +76,14 @@ def clickhouse_rows(url: str, user: str, password: str, table: str) -> Counter[t
 class Model:
     """The join, record by record. `rows`: (partition, offset, id, name) of left records that have a row; a name is None without a match."""
 
-    def __init__(self, left_us: int, right_us: int, emits: bool) -> None:
+    def __init__(self, left_us: int, right_us: int, emits: bool, copies_us: list[int]) -> None:
         self.left_us, self.right_us, self.emits = left_us, right_us, emits
+        self.copies_us = dict(zip(("events", "names"), copies_us, strict=False))
+        self.firsts: dict[tuple[Any, ...], int] = {}
         self.newest: dict[int, tuple[int, str]] = {}
         self.waiting: dict[int, list[tuple[int, int, int]]] = {}
         self.rows = Counter[tuple[Any, ...]]()
-        self.unmatched = self.broken = 0
+        self.unmatched = self.broken = self.copies = 0
 
     def at(self, arrival_us: int) -> None:
         for key, lefts in list(self.waiting.items()):
@@ -90,11 +93,23 @@ class Model:
                 self.rows.update((partition, offset, key, None) for _, partition, offset in over)
             self.waiting[key] = [left for left in lefts if left not in over]
 
+    def is_copy(self, source: str, arrival_us: int, record: dict[str, Any]) -> bool:
+        if source not in self.copies_us:
+            return False
+        key = (source, record["who"]["id"], record["name"]) if source == "names" else (source, record["id"])
+        if key in self.firsts and arrival_us - self.firsts[key] < self.copies_us[source]:
+            return True
+        self.firsts[key] = arrival_us
+        return False
+
     def take(self, source: str, arrival_us: int, partition: int, offset: int, value: bytes | None) -> None:
         try:
             record = json.loads(value or b"")
         except ValueError:
             self.broken += 1
+            return
+        if self.is_copy(source, arrival_us, record):
+            self.copies += 1
             return
         if source == "names":
             key, name = record["who"]["id"], record["name"]
@@ -109,7 +124,7 @@ class Model:
 
 
 def account(asked: dict[str, Any]) -> dict[str, Any]:
-    model, arrival_us, raw = Model(asked["left_us"], asked["right_us"], asked["emits"]), 0, Counter[Place]()
+    model, arrival_us, raw = Model(asked["left_us"], asked["right_us"], asked["emits"], asked["copies_us"]), 0, Counter[Place]()
     frames = asyncio.run(raw_frames(**asked["raw"]))
     for frame in frames:
         arrival_us = max(arrival_us, frame.time_us)
@@ -127,6 +142,7 @@ def account(asked: dict[str, Any]) -> dict[str, Any]:
         "unmatched": model.unmatched,
         "waiting": sum(map(len, model.waiting.values())),
         "broken": model.broken,
+        "copies": model.copies,
         "not on raw": (kafka - raw).total(),
         "too many on raw": (raw - kafka).total(),
         "lost rows": [str(row) for row in (model.rows - stored).elements()][:5],

@@ -20,7 +20,6 @@ from pipelines.engine.connections import Kept
 from pipelines.engine.lanes import Shelf
 from pipelines.errors import DataLossError, RefusedError, RetryableError
 from pipelines.key_store.storage import Header
-from pipelines.key_store.store import KeyedStore
 from pipelines.process.program import Program
 from pipelines.protocol.codec import to_text
 from pipelines.protocol.frame_bodies import with_body
@@ -385,7 +384,7 @@ class Outside(Kept):
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
         config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": leg}
         self.config = SimpleNamespace(**config, on_error=OnError(), resources=resources)
-        self._world, self._stores, self.means = world, {}, world.means
+        self._world, self.means = world, world.means
         self.lanes = lanes or ModelLanes(world, epoch, version)
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(
@@ -408,11 +407,6 @@ class Outside(Kept):
 
     def segments(self, key: str) -> "MemoryStorage":
         return self._world.storages.setdefault(key, MemoryStorage(self._world))
-
-    def dedup_store(self, bucket: int) -> KeyedStore:
-        if bucket not in self._stores:
-            self._stores[bucket] = KeyedStore(self.segments(str(bucket)))
-        return self._stores[bucket]
 
     def source(self, source_id: str) -> Topic:
         return self._world.topics[source_id]

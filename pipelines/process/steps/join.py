@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.key_store.keys import kind_of
-from pipelines.process.dedup import KEY_COLUMNS, with_keys
+from pipelines.process.dedup import COPY_KEY_COLUMNS, KEY_COLUMNS, with_keys
 from pipelines.process.join.sides import Side, Windows
 from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Columns, Context, Rank, State, Step
@@ -58,7 +58,8 @@ class JoinSide:
 class SideOfRecords(Step):
     """The end of a source's own steps before a join: a record without a null in its key becomes a row of one side.
 
-    Out: the side's columns under their names in the joined record, the hash of the key, and which side it is.
+    Out: the side's columns under their names in the joined record, the hash of the key, and which side it is. The hash of a dedup's key
+    moves to COPY_KEY_COLUMNS.
     """
 
     name: ClassVar[str] = "join side"
@@ -77,6 +78,8 @@ class SideOfRecords(Step):
         return {one.name: one.type for one in self.side.fields}
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        own = dict(zip(KEY_COLUMNS, COPY_KEY_COLUMNS, strict=True))
+        rows = rows.rename_columns([own.get(name, name) for name in rows.column_names])
         keyed = with_keys(context.engine, rows, self.side.key, self.stage)
         accepted = keyed.accepted
         columns = {one.name: accepted.column(one.of) for one in self.side.fields}

@@ -28,6 +28,7 @@ from pipelines.protocol.positions import NO_POSITIONS, RawPositions, first_posit
 _ELSEWHERE = (
     "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
 )
+_COPIES = "SELECT position FROM dropped WHERE why = 'copy' AND position BETWEEN {first} AND {last}"
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
 _OPEN = "SELECT position FROM open_lefts WHERE why = '{why}' AND position BETWEEN {first} AND {last}"
 
@@ -78,6 +79,8 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
                 unsure.append(_positions(engine, _OPEN.format(why=PURGED, **bounds)))
                 if source.configs[version].tables.routes:
                     elsewhere.append(_positions(engine, _ELSEWHERE.format(**bounds)))
+                if config.side_dedups:
+                    copies.append(_positions(engine, _COPIES.format(**bounds)))
                 if config.dedup.key:
                     # Copies that are kept are not missing, but for those that have no row.
                     absent = "then_dropped IS NOT NULL" if source.configs[version].dedup.keeps else "true"

@@ -90,7 +90,7 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
     # A copy is a copy, whatever a step behind dedup would have made of it.
-    outcome = "coalesce(stage, CASE WHEN position NOT IN (SELECT position FROM dropped) THEN then_dropped END)"
+    outcome = "CASE WHEN position NOT IN (SELECT position FROM dropped) THEN coalesce(stage, then_dropped) END"
     ends = f"SELECT {outcome} AS outcome FROM parsed WHERE {inside}"  # noqa: S608
     dropped = f"SELECT outcome, count(*) FROM ({ends}) WHERE starts_with(outcome, '{DROPPED}') GROUP BY outcome ORDER BY outcome"  # noqa: S608
     counts |= {label_of_stage(stage): count for stage, count in engine.execute(dropped).fetchall()}

@@ -24,6 +24,10 @@ gone on.
 """
 
 
+COPY_STAGE = f"{DROPPED}copies"
+"""The stage of the records that a dedup before a join drops."""
+
+
 def stage_of(outcome: Outcome) -> str:
     """Return the stage in `parsed` of the records that end with an outcome."""
     return WAITING_STAGE if outcome == WAITING else outcome.total
@@ -48,7 +52,7 @@ class JoinedField(Field):
 
 def sides_statement(program: Program, wanted: Wanted) -> str:
     """Return the statement of the records of both sides, from `frames`: a SELECT."""
-    return " UNION ALL BY NAME ".join(_side(program.join, source, stated) for source, stated in _lanes(program, wanted).items())
+    return " UNION ALL BY NAME ".join(_side(program, source, stated) for source, stated in _lanes(program, wanted).items())
 
 
 def _lanes(program: Program, wanted: Wanted) -> dict[str, Stated]:
@@ -56,8 +60,9 @@ def _lanes(program: Program, wanted: Wanted) -> dict[str, Stated]:
     return dict(zip(program.sources, through_lanes(program, wanted, indexes), strict=True))
 
 
-def _side(join: Any, source: str, stated: Stated) -> str:
+def _side(program: Program, source: str, stated: Stated) -> str:
     rows, own = stated
+    join: Any = program.join
     is_right = join.right.source == source
     side = join.right if is_right else join.left
     key = [own[name] for name in side.key]
@@ -65,8 +70,20 @@ def _side(join: Any, source: str, stated: Stated) -> str:
     columns = "".join(f", {own[one.of].kind} AS jk{index}, {own[one.of].text} AS jt{index}" for index, one in enumerate(side.fields, first))
     is_keyed = " AND ".join(f"{field.kind} <> 'NULL'" for field in key)
     return filled(
-        "reference/steps/join", is_right=str(is_right).lower(), is_keyed=is_keyed, key=key_of(key), columns=columns, rows=f"FROM ({rows})"
+        "reference/steps/join",
+        is_right=str(is_right).lower(),
+        is_keyed=is_keyed,
+        key=key_of(key),
+        copy_key="key" if is_right in program.side_dedups else "NULL::UHUGEINT",
+        columns=columns,
+        rows=f"FROM ({rows})",
     )
+
+
+def side_records(is_right: bool) -> str:
+    """Return the records of one side as those of `parsed` among which copies are found."""
+    side = "is_right" if is_right else "NOT is_right"
+    return f"(SELECT * REPLACE (copy_key AS key) FROM sides ANTI JOIN undecided_copies USING (position) WHERE {side}) AS records"  # noqa: S608
 
 
 def joined_rows_statement(program: Program, wanted: Wanted, within: tuple[int, int], bounds: tuple[int, int]) -> str:

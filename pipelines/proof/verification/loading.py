@@ -104,7 +104,7 @@ def snapshots_of(config: PipelineConfig, directory: Path) -> Snapshots:
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
     """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference; join them."""
     progress("reading dead letters")
-    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink")):
+    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink", "past_dedup")):
         positions = dead_letters.column("position").to_numpy()
         is_inside = (positions >= first_position(span.read_from)) & (positions <= last_position(span.read_to))
         if is_inside.any():

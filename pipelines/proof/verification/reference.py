@@ -20,7 +20,7 @@ from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import IDLE_RECORDS
 from pipelines.proof.verification.functions import register
-from pipelines.proof.verification.join import joined_rows_statement, sides_statement
+from pipelines.proof.verification.join import COPY_STAGE, joined_rows_statement, side_records, sides_statement
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
 from pipelines.proof.verification.tables import snapshots_in
@@ -116,11 +116,12 @@ class Reference:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
         engine.execute(filled("reference/create_parsed", columns=declared))
-        engine.execute("CREATE TABLE dead_letters (position UBIGINT, stage VARCHAR, code VARCHAR)")
+        engine.execute("CREATE TABLE dead_letters (position UBIGINT, stage VARCHAR, code VARCHAR, past_dedup BOOLEAN DEFAULT false)")
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
         engine.execute("CREATE TABLE diverted (position UBIGINT)")
         engine.execute("CREATE TABLE open_lefts (position UBIGINT, why VARCHAR)")
+        engine.execute("CREATE TABLE undecided_copies (position UBIGINT)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
         engine.execute("CREATE TABLE raw_arrivals (sequence UBIGINT, arrival_us BIGINT)")
         engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER)')
@@ -167,7 +168,8 @@ class Reference:
         self._insert("raw_frames", pa.table(rows))
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
-        self._insert("dead_letters", dead_letters.select(["position", "stage", "code"]))
+        known = [name for name in ("position", "stage", "code", "past_dedup") if name in dead_letters.column_names]
+        run_over(self._engine, "_tf_rows", dead_letters.select(known), "INSERT INTO dead_letters BY NAME FROM _tf_rows")
 
     def add_diverted(self, positions: pa.Table) -> None:
         """Add `position` of the records that the table of a fallback must hold; before `load`."""
@@ -185,12 +187,13 @@ class Reference:
         """
         if not self._has_sides:
             return
-        self._engine.execute(filled("reference/trust_internal_errors", table="sides", codes=trusted_codes()))
+        parts = list(stretches)
+        self._mark_copies(parts[-1][2].side_dedups, arrivals, bounds)
+        self._trust_internal_errors("sides")
         self._insert(
             "raw_arrivals",
             pa.table([pa.array(arrivals.sequences, pa.uint64()), pa.array(arrivals.times_us, pa.int64())], ["sequence", "arrival_us"]),
         )
-        parts = list(stretches)
         join = parts[-1][2].join
         assert join is not None
         within = {"first": bounds.first, "last": bounds.last}
@@ -216,13 +219,13 @@ class Reference:
 
         No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
-        self._engine.execute(filled("reference/trust_internal_errors", table="parsed", codes=trusted_codes()))
-        for step in config.steps:
-            # The statements of a step about records beside others, once all are read.
-            if isinstance(step, Dedup):
-                if step.time_field:
-                    self._mark_late(step, bounds.before)
-                self._find_copies(step, bounds)
+        self._trust_internal_errors("parsed")
+        # The statements of a step about records beside others, once all are read.
+        if config.dedup.time_field:
+            self._mark_late(config.dedup, bounds.before)
+        if config.dedup.key:
+            self._find_copies(config.dedup, bounds)
+            self._engine.execute(filled("reference/unsure", first=bounds.first, first_replayed=bounds.first_replayed))
         listed = "".join(f", {column.label}" for column in self._columns)
         listed += ', encode(topic) AS topic, "partition", "offset", arrival_us'
         closed = "" if with_open else "ANTI JOIN open_lefts USING (position)"
@@ -246,10 +249,27 @@ class Reference:
         self._engine.execute(filled("reference/watermarks", **numbers))
         self._engine.execute(filled("reference/mark_late", lateness_us=dedup.lateness_us))
 
-    def _find_copies(self, dedup: Dedup, bounds: Bounds) -> None:
-        numbers = {"first": bounds.first, "first_replayed": bounds.first_replayed, "window_us": dedup.window_us}
+    def _mark_copies(self, dedups: Mapping[bool, Dedup], arrivals: Arrivals, bounds: Bounds) -> None:
+        """Give the copies on each side of a join a stage of their own. What was rejected behind the join, dedup has accepted."""
+        if not dedups:
+            return
+        self._trust_internal_errors("sides", " AND NOT dead_letters.past_dedup")
+        for is_right, step in dedups.items():
+            if arrivals.purged_us is not None:
+                numbers: dict[str, str | int] = {"window_us": step.window_us, "purged_us": arrivals.purged_us}
+                numbers["is_right"] = str(is_right).lower()
+                self._engine.execute(filled("reference/undecided_copies", **numbers))
+            self._find_copies(step, bounds, side_records(is_right))
+        self._engine.execute(f"UPDATE sides SET stage = '{COPY_STAGE}' FROM dropped WHERE dropped.position = sides.position")  # noqa: S608
+
+    def _trust_internal_errors(self, table: str, only: str = "") -> None:
+        self._engine.execute(filled("reference/trust_internal_errors", table=table, codes=trusted_codes(), only=only))
+
+    def _find_copies(self, dedup: Dedup, bounds: Bounds, records: str = "parsed") -> None:
+        numbers: dict[str, str | int] = {"first": bounds.first, "first_replayed": bounds.first_replayed}
+        numbers |= {"window_us": dedup.window_us, "records": records}
         in_windows = "accepted_in_event_windows" if dedup.time_field else "accepted_in_windows"
-        for name in ("replayed", "seeds", "keys_with_copies", "accepted_in_one_window", in_windows, "dropped", "unsure"):
+        for name in ("replayed", "seeds", "keys_with_copies", "accepted_in_one_window", in_windows, "dropped"):
             self._engine.execute(filled(f"reference/{name}", **numbers))
 
 

@@ -187,7 +187,7 @@ def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: dat
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body.config)
-    if config.dedup.time_field:
+    if config.dedup.time_field or config.side_dedups:
         return 0
     window_us = config.join.windows.right_us if config.join else config.dedup.window_us
     needed_from = instant(max(0, microseconds(since) - window_us - _CLOCKS_APART_US))
@@ -212,7 +212,9 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
 def span_between(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
     """Return the span of the frames from `first` to `last`, both inclusive, of which there is at least one."""
     if config.join is not None:
-        return _of_join(history, first, last, (config.join.windows.left_us, config.join.windows.right_us))
+        span = _of_join(history, first, last, (config.join.windows.left_us, config.join.windows.right_us))
+        # No output shows which right records were accepted, so the copies are found from the first record on.
+        return replace(span, read_from=history.sequences[0], first_replayed=history.sequences[0]) if config.side_dedups else span
     if not config.dedup.key:
         return Span(first, last, first, first)
     if config.dedup.time_field:

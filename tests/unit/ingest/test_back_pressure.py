@@ -76,7 +76,7 @@ def test_runs_of_attempts_by_other_processes_go_with_the_done(tmp_path: Path) ->
     for _ in range(3):
         waits(case)
         # Spark may give each attempt to another worker.
-        case.stores.clear()
+        case.forget_stores()
     case.log.max_bytes = {}
     case.go_on()
     assert case.files() == case.listed()

@@ -1,73 +1,24 @@
 """A plan on several processes: the same rows, dead letters, counts and key store as on one."""
 
-import copy
 import random
-from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.leg_case import NAMES, LegCase
+from support.leg_case import LegCase
 from support.programs import first_of
+from support.shared_case import BUCKETS, Shared, outcome
 
-from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, Ask, Lane, Lanes, lane_subject
-from pipelines.errors import RetryableError
+from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, Lanes, lane_subject
 from pipelines.process.arrivals import Arrived
 from pipelines.process.exchange import BUCKETS_PART, stretches_of
 from pipelines.process.steps import Step
-from pipelines.protocol.codec import from_text
-from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.records import decode_frame
-from pipelines.protocol.topology import LegId
-from pipelines.runner.share import LANE_WORKS
 
-BUCKETS = 12
-"""More than ten: their order is not that of their names."""
 KEYLESS: Sequence[Step] = ()
 ARRIVAL = (first_of("id", 3_600_000_000, keeps=True),)
 EVENT_TIME = (first_of("id", 20_000_000, time_field="at", time_unit="s", lateness_us=5_000_000, max_ahead_us=10**15),)
-
-
-class Network:
-    """Carries requests to the processes of a run; `lost`: the subjects that answer no more, `mute`: that of a lane
-    whose answers about its buckets are lost.
-    """
-
-    mute = ""
-
-    def __init__(self) -> None:
-        self.lanes: dict[str, Lane] = {}
-        self.lost: set[str] = set()
-        self.asked = Counter[str]()
-
-    def request(self, subject: str, payload: bytes, seconds: float) -> bytes:
-        self.asked[subject] += 1
-        if subject in self.lost:
-            raise RetryableError("no answer")
-        answer = self.lanes[subject].answer(payload)
-        if subject == self.mute and from_text(Ask, payload).work == BUCKETS_PART:
-            raise RetryableError("no answer")
-        return answer
-
-
-class Shared(LegCase):
-    """The legs of a case beside two lanes, which see the same log and the same disk."""
-
-    def __init__(self, directory: Path, between: Sequence[Step], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pipelines.engine.lanes.LEAST_RECORDS", 2)
-        super().__init__(directory, BUCKETS, between=between)
-        self.network = Network()
-        self.lanes = Lanes(self.network, "run", 2, self.clock.seconds)
-        self.network.lanes[lane_subject("run", 0)] = Lane({}, print, self.lanes.shelf)
-        for number in (1, 2):
-            seen_there: Any = copy.copy(self)
-            seen_there._kept, seen_there.stores, seen_there.engine = {}, {}, self.means.open_engine()
-            seen_there.lanes = Lanes(self.network, "run", 2, own=number)
-            works = {name: partial(work, seen_there) for name, work in LANE_WORKS.items()}
-            self.network.lanes[lane_subject("run", number)] = Lane(works, print, seen_there.lanes.shelf)
 
 
 def records(seed: int, count: int) -> list[bytes]:
@@ -80,23 +31,6 @@ def records(seed: int, count: int) -> list[bytes]:
         text = b'{"id": %s, "v": "%d", "at": %d}' % (b"null" if key is None else b"%d" % key, number, at)
         made.append(b"{" if some.random() < 0.05 else text)
     return made
-
-
-def outcome(case: LegCase) -> dict[str, Any]:
-    """What a case has written: rows, dead letters and duplicates by position, in the order of each subject; totals; keys."""
-    found: dict[str, Any] = {}
-    for role in ("out", "dlq", "duplicates"):
-        by_subject: dict[str, list[Any]] = {}
-        for message in case.log.messages(NAMES.stream(role)):
-            rows = decode_frame(message.payload).to_pylist()
-            by_subject.setdefault(message.subject, []).extend((row["_tf_sequence"], row["_tf_ordinal"], row.get("code")) for row in rows)
-        found[role] = by_subject
-    chain = read_chain(case.log, NAMES, LegId("process").chain)
-    assert chain.done is not None
-    body = chain.done.body
-    found["totals"], found["watermarks"], found["clock"] = body.totals, body.watermarks, body.clock_us
-    found["keys"] = {bucket: sum(run[1] for run in listing) for bucket, listing in case.lists().items()}
-    return found
 
 
 @pytest.mark.parametrize("between", [KEYLESS, ARRIVAL, EVENT_TIME], ids=["keyless", "by arrival", "by event time"])

@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from support.join_case import Frame, History, Row, model
-from support.programs import union
+from support.programs import first_of, union
 
 from pipelines.process.join.sides import Windows
 from pipelines.process.program import Program
@@ -35,14 +35,16 @@ def engine() -> Iterator[duckdb.DuckDBPyConnection]:
         yield one
 
 
-def program(windows: Windows, unmatched: str = "emit", *behind: Step) -> Program:
+def program(windows: Windows, unmatched: str = "emit", *behind: Step, copies: tuple[int, int] | None = None) -> Program:
+    """`copies`: the windows of a dedup of each side, by the ordinal of a record."""
     left = JoinSide("events", ("id",), (JoinedField("id", "id", "int"), JoinedField("n", "n", "int")), windows.left_us)
     right = JoinSide("names", ("who",), (JoinedField("right", "position", "int"),), windows.right_us)
     columns = (("id", "id", "Int64", False), ("n", "n", "Int64", False), ("right", "right", "Nullable(Int64)", False))
     mapping = MapToTable(tuple(MappedColumn(*column) for column in columns), "db", "t", ("_tf_sequence", "_tf_ordinal"))
+    dedups = [[first_of("n", window_us)] for window_us in copies] if copies else [[], []]
     return union(
-        ("events", [Parse((("id", "int"), ("n", "int")))]),
-        ("names", [Parse((("who", "int"), ("position", "int")))]),
+        ("events", [Parse((("id", "int"), ("n", "int"))), *dedups[0]]),
+        ("names", [Parse((("who", "int"), ("position", "int"), ("n", "int"))), *dedups[1]]),
         shared=(Join(left, right, unmatched), *behind, MapToTables((mapping,))),  # type: ignore[arg-type]
     )
 
@@ -55,7 +57,7 @@ def batch(sequence: int, frame: Frame) -> pa.RecordBatch:
     """The records of a frame; those of both sources may be in one, which the reference does not mind. A right one holds its position."""
     values, count = [], len(frame.records)
     for ordinal, (is_right, key) in enumerate(frame.records):
-        of_right, of_left = {"who": key, "position": at(sequence, ordinal)}, {"id": key, "n": ordinal}
+        of_right, of_left = {"who": key, "position": at(sequence, ordinal), "n": ordinal}, {"id": key, "n": ordinal}
         # A key below zero stands for a null.
         values.append(json.dumps({name: None if one < 0 else one for name, one in (of_right if is_right else of_left).items()}).encode())
     columns = [
@@ -169,6 +171,89 @@ def test_behind_a_purge_nothing_wrong_is_claimed(engine: duckdb.DuckDBPyConnecti
     assert rows(engine) == {left: right for left, right in whole.items() if left not in purged}
     of_purged = {left for left, right in whole.items() if right is not None and right < at(first)}
     assert of_purged <= purged
+
+
+# -- copies on each side ----------------------------------------------------------------------------------------------------------
+
+COPIES = (4, 6)
+
+
+def copies_of(history: History) -> set[int]:
+    """The positions of the copies on each side, record by record; a record with a null key is rejected before."""
+    firsts: dict[tuple[bool, int], int] = {}
+    found = set()
+    for sequence, frame in enumerate(history.frames, 1):
+        for ordinal, (is_right, key) in enumerate(frame.records):
+            if key < 0:
+                continue
+            side = is_right, ordinal
+            if side in firsts and frame.arrival - firsts[side] < COPIES[is_right]:
+                found.add(at(sequence, ordinal))
+            else:
+                firsts[side] = frame.arrival
+    return found
+
+
+def without(history: History, copies: set[int]) -> History:
+    """The history in which each copy has a join key of its own."""
+    frames = []
+    for sequence, frame in enumerate(history.frames, 1):
+        own = [(is_right, 1000 + at(sequence, o) if at(sequence, o) in copies else key) for o, (is_right, key) in enumerate(frame.records)]
+        frames.append(replace(frame, records=tuple(own)))
+    return replace(history, frames=tuple(frames))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_of_either_side_are_not_joined(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
+    history = History.random(seed)
+    copies = copies_of(history)
+    joined(engine, history, [(1, len(history.frames), program(history.windows, copies=COPIES))])
+    assert rows(engine) == {row.left: row.right for row in model(without(history, copies)).rows if row.left not in copies}
+    assert {position for position, stage in stages(engine).items() if stage == "dropped.copies"} == copies
+    assert engine.execute("SELECT count(*) FROM dropped WHERE why = 'copy'").fetchall() == [(len(copies),)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_copies_a_range_is_read_from_the_start(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
+    history = History.random(seed)
+    last, copies = len(history.frames), copies_of(history)
+    config = program(history.windows, copies=COPIES)
+    ledger = Ledger([Plan(1, last, "v")], range(1, last + 1), [frame.arrival for frame in history.frames], last, is_whole=True)
+    middle = history.frames[last // 2].arrival
+    span = span_of(ledger, instant(middle), instant(middle + 6), config, 1)
+    assert span is not None
+    joined(engine, history, [(1, last, config)], span)
+    bounds, whole = span.bounds, model(without(history, copies))
+    assert rows(engine) == {row.left: row.right for row in whole.rows if bounds.first <= row.left <= bounds.last and row.left not in copies}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_behind_a_purge_no_copy_is_claimed_wrongly(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
+    history = History.random(seed)
+    last, copies = len(history.frames), copies_of(history)
+    first = last // 3 + 1
+    span = Span(first, last, first, first)
+    parts = [(first, last, program(history.windows, copies=COPIES))]
+    joined(engine, history, parts, span, purged_us=history.frames[max(0, first - 2)].arrival)
+    whole = {row.left: row.right for row in model(without(history, copies)).rows if row.left >= at(first) and row.left not in copies}
+    purged = {position for position, why in opened(engine).items() if why == "purged"}
+    assert rows(engine) == {left: right for left, right in whole.items() if left not in purged}
+
+
+def test_a_left_record_rejected_behind_the_join_was_accepted(engine: duckdb.DuckDBPyConnection) -> None:
+    """Its copy stays one; a record that a stage has ended on before the join is no first of its key."""
+    history = History(WINDOWS, (Frame(0, ((RIGHT, 1), (LEFT, 1))), Frame(1, ((RIGHT, 1), (LEFT, 1))), Frame(2, ((RIGHT, 1), (LEFT, 1)))))
+    config = program(WINDOWS, "drop", copies=(100, 100))
+    for past, kept in ((True, []), (False, [at(2, 1)])):
+        with open_database(":memory:", {}) as own:
+            reference = Reference(own, compared_columns(config))
+            letters = {"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["map"], "code": ["internal_error"], "past_dedup": [past]}
+            reference.add_dead_letters(pa.table(letters))
+            reference.load((batch(sequence, frame) for sequence, frame in enumerate(history.frames, 1)), config)
+            bounds = Bounds(0, last_position(3))
+            reference.join(Arrivals(range(1, 4), [0, 1, 2], None, 3), [(1, 3, config)], bounds)
+            reference.evaluate(config, bounds)
+            assert sorted(rows(own)) == kept
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------------------------------
