@@ -1,4 +1,4 @@
-"""The records of this example: orders of customers, in several currencies, and what must become of them."""
+"""The records of this example: the profiles of customers, their orders in several currencies, and what must become of them."""
 
 import csv
 import json
@@ -10,12 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipelines.demo.events import DUPLICATE, Events, Generator, Recipe, spoiled_by
-from pipelines.demo.examples import Account, Example
+from pipelines.demo.examples import Account, Beside, Example
 
 BAD_KINDS = ("invalid_json", "wrong_type", "unknown_customer")
-"""Cut-off JSON; a text as the price; a customer that the table does not have."""
-CODES = {"invalid_json": "invalid_json", "wrong_type": "wrong_type", "unknown_customer": "lookup_missing"}
-"""The code of the dead letter of each bad kind."""
+"""Cut-off JSON; a text as the price; a customer without a profile."""
 CHANGES: dict[str, dict[str, object]] = {"wrong_type": {"cents": "much"}, "unknown_customer": {"customer_id": "c-9999"}}
 
 START_MS, ORDER_MS = 1_774_000_000_000, 9_000
@@ -43,16 +41,26 @@ def render(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
     return pa.array(keys, pa.string()), pa.array(values, pa.string())
 
 
+def render_profiles(recipe: Recipe, block: int) -> tuple[pa.Array, pa.Array]:
+    """Render a profile of each customer in turn; return (keys, values without the closing brace)."""
+    rows, first = _rows("customers.csv"), block * recipe.block_events
+    profiles = [rows[number % len(rows)] for number in range(first, first + recipe.block_events)]
+    values = [json.dumps(profile, separators=(",", ":"))[:-1] for profile in profiles]
+    return pa.array([profile["id"] for profile in profiles], pa.string()), pa.array(values, pa.string())
+
+
 def account(events: Iterable[Events]) -> Account:
-    """Return what must become of the orders, from the tables as they are beside this file."""
+    """Return what must become of the orders, and of a profile of each customer, from the tables as they are beside this file."""
     customers = {row["id"]: row for row in _rows("customers.csv")}
-    found = Account()
+    found = Account(kept=len(customers))
     totals: Counter[tuple[str, str]] = Counter()
     for _, value, kind in (event for block in events for event in block):
         if kind == DUPLICATE:
             found.duplicates += 1
-        elif kind in CODES:
-            found.dead_letters[CODES[kind]] += 1
+        elif kind == "unknown_customer":
+            found.waiting += 1
+        elif kind in BAD_KINDS:
+            found.dead_letters[kind] += 1
         else:
             order = json.loads(value or b"")
             customer = customers[order["customer_id"]]
@@ -63,6 +71,7 @@ def account(events: Iterable[Events]) -> Account:
     return found
 
 
+@cache
 def _rows(name: str) -> list[dict[str, str]]:
     with (_HERE / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -91,4 +100,5 @@ EXAMPLE = Example(
         "SELECT country, tier, sum(ifNull(euro_cents, 0)) AS cents FROM {table} "
         "GROUP BY country, tier ORDER BY cents DESC, country, tier LIMIT 8"
     ),
+    beside={"profiles": Beside(Generator(render_profiles, spoiled_by({}), ("invalid_json",)), CUSTOMERS)},
 )

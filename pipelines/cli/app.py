@@ -333,8 +333,8 @@ def produce(
     from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
-        generator = load_example(example).generator if example else ORDERS
         source = chosen_source(load(file), source_id)
+        generator = load_example(example).generator_of(source.source_id) if example else ORDERS
         recipe = Recipe(seed, size, duplicate_share, bad_share)
         summary = send(client_settings(source), source.topic, recipe, count, rate, partitions, generator=generator)
     typer.echo(json.dumps(asdict(summary), indent=2))

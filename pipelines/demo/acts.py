@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from pipelines.config import PipelineConfig
-from pipelines.config.source_ids import only_source
+from pipelines.config.source_ids import source_by_id
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.nats.client import JetStream
@@ -29,6 +29,7 @@ from pipelines.demo.examples import Account, Example, WindowFigures, side_by_sid
 from pipelines.demo.produce import ProduceSummary, produce
 from pipelines.demo.windows import served, window_differences
 from pipelines.process.steps.filter import FILTERED
+from pipelines.process.steps.join import KEPT
 from pipelines.process.steps.mapping import UNROUTED
 from pipelines.proof.audit.run import Audit
 from pipelines.proof.readers.streams import read_dead_letters
@@ -36,7 +37,7 @@ from pipelines.proof.terminal import show_report, tally_table
 from pipelines.proof.verification.run import Request, verify
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.naming import Names
-from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.outcomes import DUPLICATE, WAITING
 from pipelines.protocol.tally import tally
 
 _PARTITIONS = 4
@@ -102,11 +103,12 @@ class Acts:
         """Play all acts. Return True iff each record became what the example says, once, and the runner ended well."""
         produced = self._produce(example, recipe, count)
         account = example.account(example.generator.events(recipe, count))
+        count_of_all = produced.produced + self._produce_beside(example, recipe)
         was_killed = not with_kill or self._kill_a_run()
-        ended_well = self._run_pipeline(produced.produced, is_whole=not with_kill)
+        ended_well = self._run_pipeline(count_of_all, is_whole=not with_kill)
         has_residue, outcomes = self._show_tally()
         self._show_rows(example)
-        faults = [*self._verify(produced), *self._differences(example, account, outcomes)]
+        faults = [*self._verify(count_of_all), *self._differences(example, account, outcomes)]
         if example.windows is not None:
             faults += self._show_dashboard(example.windows(example.generator.events(recipe, count)))
         faults += ["the tally has a residue"] * has_residue + ["the runner failed or stalled"] * (not ended_well)
@@ -115,14 +117,14 @@ class Acts:
             self._console.print(f"[bold red]NOT accounted for: {'; '.join(faults)}.[/]")
             return False
         dropped = f"Dropped as they must be: {count_of(account.duplicates, 'duplicate')}, {count_of(account.filtered, 'filtered record')}."
-        self._console.print(f"[bold green]All {count_of(produced.produced, 'record')} accounted for, exactly once. {dropped}[/]")
+        self._console.print(f"[bold green]All {count_of(count_of_all, 'record')} accounted for, exactly once. {dropped}[/]")
         return True
 
     def _show(self, text: str) -> None:
         self._console.print(f"   {text}", soft_wrap=True)
 
     def _produce(self, example: Example, recipe: Recipe, count: int) -> ProduceSummary:
-        source = only_source(self._config)
+        source = self._config.sources[0]
         headline(self._console, 2, f"Producing {count_of(count, example.noun)} of {recipe.size:,} bytes to topic {source.topic}")
         with _bar(self._console) as bar:
             task = bar.add_task("produced", total=count)
@@ -139,6 +141,15 @@ class Acts:
         kinds = f"{made.good:,} good, {count_of(made.duplicates, 'copy')}, {made.bad:,} bad{f' ({bad})' if bad else ''}"
         self._show(f"{kinds}; {made.bytes / 1e6:,.1f} MB in {made.seconds:.1f} s")
         return made
+
+    def _produce_beside(self, example: Example, recipe: Recipe) -> int:
+        """Send the records of the other sources; return their number."""
+        for source_id, beside in example.beside.items():
+            source = source_by_id(self._config, source_id)
+            plain = Recipe(recipe.seed, 1)
+            produce(client_settings(source), source.topic, plain, beside.count, partitions=_PARTITIONS, generator=beside.generator)
+            self._show(f"and {beside.count:,} records of {source_id} to topic {source.topic}")
+        return sum(beside.count for beside in example.beside.values())
 
     def _kill_a_run(self) -> bool:
         """Start a runner that SIGKILLs itself behind its first insert, before the answer is noted; return True iff it did."""
@@ -268,7 +279,7 @@ class Acts:
             table.add_row(*("NULL" if value is None else escape(str(value)) for value in row))
         self._console.print(table)
 
-    def _verify(self, produced: ProduceSummary) -> Iterator[str]:
+    def _verify(self, produced: int) -> Iterator[str]:
         """Count every position as `tallyflow audit` does, and compare the values as `tallyflow verify` does; yield the faults."""
         headline(self._console, 6, "Checking Kafka's positions and values against the table and the dead letters")
         with closing(JetStream(self._config.nats).connect()) as log:
@@ -278,11 +289,11 @@ class Acts:
             show_report(self._console, report, margin="   ")
         # With several tables the count is there once for each, with its name.
         found = max((count for name, count in contents.counts.items() if name.startswith("in Kafka")), default=0)
-        self._show(f"records produced: {produced.produced:,}, found in Kafka: {found:,}")
+        self._show(f"records produced: {produced:,}, found in Kafka: {found:,}")
         if not (positions.is_clean and contents.is_clean):
             yield "records are missing, duplicated or changed"
-        if found != produced.produced:
-            yield f"{count_of(produced.produced, 'record')} produced, {found:,} in Kafka"
+        if found != produced:
+            yield f"{count_of(produced, 'record')} produced, {found:,} in Kafka"
 
     def _differences(self, example: Example, account: Account, outcomes: Counter[str]) -> Iterator[str]:
         """Compare what became of the records with what the example says must become of them; yield the differences."""
@@ -292,8 +303,8 @@ class Acts:
         question = example.question.format(table=self._table, **{sink: table for sink, table in self._tables.items() if sink})
         with closing(ClickHouse(self._config.sink)) as clickhouse:
             answer = [tuple(row) for row in clickhouse.rows("asking the example's question", question)]
-        untaken, filtered, duplicates = (outcomes[one.label] for one in (UNROUTED, FILTERED, DUPLICATE))
-        found = Account(self._count_rows(), untaken, filtered, duplicates, letters, answer)
+        untaken, filtered, duplicates, kept, waiting = (outcomes[one.label] for one in (UNROUTED, FILTERED, DUPLICATE, KEPT, WAITING))
+        found = Account(self._count_rows(), untaken, filtered, duplicates, letters, answer, kept, waiting)
         self._show(escape(f"question: {question}"))
         table = Table("", "must be", "is")
         for name, expected, actual in side_by_side(account, found):

@@ -13,6 +13,8 @@ from typing import Any
 
 from pipelines.demo.events import Events, Generator
 from pipelines.errors import ConfigurationError, Fault
+from pipelines.process.steps.join import KEPT
+from pipelines.protocol.outcomes import WAITING
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "examples"
 
@@ -26,7 +28,8 @@ class Account:
     """What must become of some events, by none of the pipeline's code.
 
     `rows`: by the id of the sink, which is empty if it is the only one. `untaken`: records that no sink takes. `dead_letters`: by code.
-    `answer`: the rows of the example's question over the tables.
+    `kept`, `waiting`: the right records of a join, and the left ones that no right one has met. `answer`: the rows of the example's
+    question over the tables.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -35,6 +38,8 @@ class Account:
     duplicates: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     answer: Sequence[tuple[object, ...]] = ()
+    kept: int = 0
+    waiting: int = 0
 
 
 def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, object, object]]:
@@ -44,6 +49,9 @@ def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, objec
     yield "taken by no sink", expected.untaken, found.untaken
     yield "dropped by filter", expected.filtered, found.filtered
     yield "duplicates dropped", expected.duplicates, found.duplicates
+    if expected.kept or found.kept:
+        yield KEPT.label, expected.kept, found.kept
+        yield WAITING.label, expected.waiting, found.waiting
     for code in sorted({*expected.dead_letters, *found.dead_letters}):
         yield f"dead letters, {code}", expected.dead_letters[code], found.dead_letters[code]
     for number, rows in enumerate(zip_longest(expected.answer, found.answer), 1):
@@ -51,11 +59,20 @@ def side_by_side(expected: Account, found: Account) -> Iterator[tuple[str, objec
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The records of a further source: so many, sent before the example's own."""
+
+    generator: Generator
+    count: int
+
+
+@dataclass(frozen=True)
 class Example:
     """The records of an example, and what to ask of its table.
 
     `noun`: a record, for messages. `sample`: columns of the first table to show. `question`: a SELECT over `{table}`, or over the tables by
-    the ids of their sinks, that `account` answers, too. `windows`: what the dashboard must show, of an example with rollups.
+    the ids of their sinks, that `account` answers, too. `windows`: what the dashboard must show, of an example with rollups. `beside`: the
+    records of the other sources, by their ids; those of `generator` are of the first one.
     """
 
     noun: str
@@ -64,6 +81,11 @@ class Example:
     sample: tuple[str, ...]
     question: str
     windows: Callable[[Iterable[Events]], WindowFigures] | None = None
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+
+    def generator_of(self, source: str) -> Generator:
+        """Return the generator of the records of a source."""
+        return self.beside[source].generator if source in self.beside else self.generator
 
 
 def example_file(name: str) -> Path:
@@ -90,6 +112,7 @@ def load_example(name: str) -> Example:
 
 
 def variables(name: str, run: str) -> Mapping[str, str]:
-    """Return the environment that gives a run of an example a pipeline, a topic and a table of its own."""
+    """Return the environment that gives a run of an example a pipeline, topics and a table of its own."""
     prefix, unique = name.upper(), f"{name}-demo-{run}"
-    return {f"{prefix}_PIPELINE": unique, f"{prefix}_TOPIC": unique, f"{prefix}_TABLE": unique.replace("-", "_")}
+    beside = {f"{prefix}_{source.upper()}_TOPIC": f"{unique}-{source}" for source in load_example(name).beside}
+    return {**beside, f"{prefix}_PIPELINE": unique, f"{prefix}_TOPIC": unique, f"{prefix}_TABLE": unique.replace("-", "_")}

@@ -29,11 +29,18 @@ def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: Loca
 
 
 @pytest.mark.parametrize(
-    ("name", "duplicates", "filtered"),
-    [("fraud", "141", "4,490"), ("clickstream", "417", "2,044"), ("restaurants", "617", "0"), ("customers", "617", "0")],
+    ("name", "records", "duplicates", "filtered"),
+    [
+        ("fraud", "6,000", "141", "4,490"),
+        ("clickstream", "6,000", "417", "2,044"),
+        ("restaurants", "6,000", "617", "0"),
+        ("customers", "6,400", "617", "0"),
+    ],
 )
-def test_a_demo_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path, name: str, duplicates: str, filtered: str) -> None:
+def test_a_demo_accounts_for_all_after_a_kill(
+    running_stack: LocalStack, tmp_path: Path, name: str, records: str, duplicates: str, filtered: str
+) -> None:
     shown = demo(running_stack, tmp_path, "--example", name, "--kill")
     assert "the runner ended with -9; " in shown
     counts = f"{duplicates} duplicates, {filtered} filtered records"
-    assert f"All 6,000 records accounted for, exactly once. Dropped as they must be: {counts}." in shown
+    assert f"All {records} records accounted for, exactly once. Dropped as they must be: {counts}." in shown

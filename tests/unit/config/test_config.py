@@ -273,7 +273,20 @@ def test_columns_that_an_unmatched_record_cannot_fill_are_told() -> None:
 
 def test_what_a_join_does_not_take_yet_is_refused_with_its_path() -> None:
     document = joined() | {"transforms": [{**DEDUP, "source_id": "orders"}]}
-    assert unsupported(parsed(document)) == ["transforms[0]: a dedup beside a join is not supported yet"]
+    assert unsupported(parsed(document)) == []
+    kept = {**DEDUP, "source_id": "orders", "config": {**DEDUP["config"], "keep_duplicates": True}}
+    assert unsupported(parsed(document | {"transforms": [kept]})) == ["transforms[0]: keep_duplicates before a join is not supported yet"]
+    timed = {**kept, "config": {**DEDUP["config"], "time": "event", "time_field": "order_id"}}
+    assert unsupported(parsed(document | {"transforms": [timed]})) == [
+        "transforms[0]: a dedup by event time before a join is not supported yet; without time_field it compares arrivals"
+    ]
+
+
+def test_the_window_of_a_dedup_before_a_join_is_fixed() -> None:
+    document = joined() | {"transforms": [{**DEDUP, "source_id": "orders"}]}
+    longer = {**DEDUP, "source_id": "orders", "config": {**DEDUP["config"], "time_window": "999h"}}
+    assert shape_of(parsed(document)) != shape_of(parsed(document | {"transforms": [longer]}))
+    assert shape_of(parsed(with_transforms(DEDUP))) == shape_of(parsed(with_transforms({**DEDUP, "config": longer["config"]})))
 
 
 def test_filter_and_stateless_after_a_join_see_its_fields() -> None:

@@ -57,6 +57,9 @@ def test_a_file_that_this_release_cannot_run_is_told(tmp_path: Path) -> None:
         "right_source": {"source_id": "others", **side},
         "output_fields": [{"source_id": "orders", "name": name} for name in names],
     }
+    document["transforms"] = [
+        {"type": "dedup", "source_id": "orders", "config": {"key": "order_id", "time_window": "1h", "keep_duplicates": True}}
+    ]
     write(tmp_path / "joined.yaml", yaml.safe_dump(document))
     assert "not supported yet" in read_pipeline_files(tmp_path, ENVIRONMENT).faulty[0].message
 

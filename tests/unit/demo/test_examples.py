@@ -15,6 +15,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.preview.cases import FIRST_ARRIVAL
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
+from pipelines.preview.joined import KEPT, WAITING
 from pipelines.preview.run import REJECTED, ROW, preview
 from pipelines.preview.tables import with_tables
 from pipelines.preview.trial import DROPPED, DUPLICATE
@@ -28,11 +29,18 @@ MIXED = Recipe(seed=3, duplicate_share=0.2, bad_share=0.2)
 def test_the_steps_make_of_the_records_what_the_example_says(name: str) -> None:
     example, config = load_example(name), load(example_file(name), ADDRESSES)
     account = example.account(example.generator.events(MIXED, 3000))
-    given = [Given(value, FIRST_ARRIVAL, key) for events in example.generator.events(MIXED, 3000) for key, value, _ in events]
+    given = [
+        Given(value, FIRST_ARRIVAL, key, source=source)
+        for source, beside in example.beside.items()
+        for events in beside.generator.events(Recipe(), beside.count)
+        for key, value, _ in events
+    ]
+    given += [Given(value, FIRST_ARRIVAL, key) for events in example.generator.events(MIXED, 3000) for key, value, _ in events]
     found = preview(with_tables(declared_program(config), config, offline=True), frames_of(given, config.sources))
     # The first table of each example has all rows.
     rows = account.rows[config.sink.id or ""]
     outcomes = {ROW: rows, DROPPED: account.filtered, DUPLICATE: account.duplicates, REJECTED: account.dead_letters.total()}
+    outcomes |= {KEPT: account.kept, WAITING: account.waiting}
     assert found.outcomes() == Counter({outcome: count for outcome, count in outcomes.items() if count})
     assert Counter(record.last.code for record in found.records if record.last.outcome == REJECTED) == account.dead_letters
 
@@ -49,6 +57,7 @@ def test_an_example_has_every_kind_of_bad_record(name: str) -> None:
 def test_an_example_takes_its_names_from_the_environment(name: str) -> None:
     config = load(example_file(name), {**ADDRESSES, **variables(name, "7")})
     assert (config.pipeline_id, config.sources[0].topic, config.sink.table) == (f"{name}-demo-7", f"{name}-demo-7", f"{name}_demo_7")
+    assert [source.topic for source in config.sources[1:]] == [f"{name}-demo-7-{source}" for source in load_example(name).beside]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,6 +75,8 @@ def test_an_example_has_its_page_and_its_cases(name: str) -> None:
         ({"filtered": 0}, ["dropped by filter"]),
         ({"duplicates": 2}, ["duplicates dropped"]),
         ({"dead_letters": Counter(odd=1)}, ["dead letters, late", "dead letters, odd"]),
+        ({"kept": 2}, ["kept for the join"]),
+        ({"kept": 2, "waiting": 3}, ["kept for the join", "waiting in the join"]),
         ({"answer": [("a", 2)]}, ["answer, row 1"]),
         ({"answer": [("a", 1), ("b", 1)]}, ["answer, row 2"]),
         ({"answer": []}, ["answer, row 1"]),
