@@ -202,7 +202,7 @@ def _reprocess(jobs: StreamingJobs, pipeline: Pipeline, config: Reprocess, _: An
 
 
 def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> dict[str, Any]:
-    with closing(_dead_letters(jobs, pipeline)) as dead_letters, key_state(jobs, pipeline, needs_dedup=False) as keys:
+    with closing(_dead_letters(jobs, pipeline)) as dead_letters, key_state(jobs, pipeline, needs="nothing") as keys:
         found = rehearse(jobs.config(pipeline.path), keys, dead_letters.frames(replace(chosen, states=chosen.states_that_enter)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}

@@ -16,7 +16,7 @@ from pipelines.dead_letters.triage import Selection
 from pipelines.engine.execute import Tasks, batch_tasks
 from pipelines.engine.run_spec import RunSpec
 from pipelines.maintenance.compact import Compacted, compact
-from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.inspect import KeyState, Needs
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
 
@@ -87,9 +87,9 @@ def reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> AbstractContextMana
     return reprocess.reprocessing(config, jobs.directory(config.pipeline_id))
 
 
-def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs_dedup: bool = True) -> AbstractContextManager[KeyState]:
+def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs: Needs = "dedup") -> AbstractContextManager[KeyState]:
     """Open the pipeline's key store; closed at the end of the block."""
-    return closing(KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs_dedup))
+    return closing(KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs))
 
 
 def compacted(jobs: StreamingJobs, pipeline: Pipeline, pyspark: SparkResource | None) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
 
     with dlq.dead_letters(file) as reader:
         config = load(file)
-        with closing(KeyState(config, file.read_text(), default_home(), needs_dedup=False)) as state:
+        with closing(KeyState(config, file.read_text(), default_home(), needs="nothing")) as state:
             rehearsal = rehearse(config, state, reader.frames(replace(chosen, states=chosen.states_that_enter)))
     if as_json:
         print_json({**asdict(rehearsal), "rejected": [dlq.plain_group(group) for group in rehearsal.rejected]})

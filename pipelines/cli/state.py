@@ -16,20 +16,29 @@ from pipelines.counts import count_of
 from pipelines.home import default_home
 
 if TYPE_CHECKING:
-    from pipelines.maintenance.inspect import KeyHistory, KeyState, Seen
+    from pipelines.maintenance.inspect import KeyHistory, KeyState, Needs, Seen
+    from pipelines.maintenance.inspect_join import JoinHistory, JoinRecord, JoinState
+
+
+_SHOWN_RECORDS = 20
 
 
 @contextmanager
-def _key_state(file: File, needs_dedup: bool = True) -> "Iterator[KeyState]":
+def _key_state(file: File, needs: "Needs" = "dedup") -> "Iterator[KeyState]":
     from pipelines.maintenance.inspect import KeyState
 
-    with errors_as_exit(), closing(KeyState(load(file), file.read_text(), default_home(), needs_dedup)) as state:
+    with errors_as_exit(), closing(KeyState(load(file), file.read_text(), default_home(), needs)) as state:
         yield state
 
 
 def state(file: File, as_json: AsJson = False) -> None:
-    """Show the key store of a pipeline's dedup: entries, bytes and segments per bucket."""
-    with _key_state(file) as keys:
+    """Show the key store of a pipeline's dedup, bucket by bucket, or the stores of its join: entries, bytes and segments."""
+    from pipelines.maintenance.inspect_join import join_state
+
+    with _key_state(file, "keys") as keys:
+        if keys.joins:
+            _show_join(join_state(keys), as_json)
+            return
         store = keys.summary()
     if as_json:
         print_json(asdict(store))
@@ -43,6 +52,18 @@ def state(file: File, as_json: AsJson = False) -> None:
     out.print(table)
 
 
+def _show_join(found: "JoinState", as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(found))
+        return
+    keys = f"{', '.join(found.left_key)} = {', '.join(found.right_key)} within {found.left_window} and {found.right_window}"
+    title = f"stores of the join of {found.pipeline}: {keys}"
+    table = Table("stored", "entries", "bytes", "bytes per entry", "segments", title=title, caption=f"clock {utc(found.clock)}")
+    for store in found.stores:
+        table.add_row(store.what, *_extent(store.entries, store.bytes, store.runs))
+    out.print(table)
+
+
 def _extent(entries: int, size: int, runs: int) -> tuple[str, str, str, str]:
     return f"{entries:,}", f"{size:,}", f"{size / entries:.1f}" if entries else "", str(runs)
 
@@ -52,13 +73,20 @@ def why(
     key: Annotated[list[str], typer.Argument(help="The value of each key field, in the order of the pipeline file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show the history of a key: when and where it was accepted, when it expires, and how many copies were dropped."""
-    with _key_state(file) as keys, progress_bar() as progress:
-        history = keys.why(key, progress)
+    """Show the history of a key: of dedup when it was accepted, when it expires, and its copies; of a join which records have met."""
+    from pipelines.maintenance.inspect_join import why_joined
+
+    with _key_state(file, "keys") as keys, progress_bar() as progress:
+        if keys.joins:
+            of_join = why_joined(keys, key, progress)
+            found, lines = asdict(of_join), _lines_of_join(of_join)
+        else:
+            history = keys.why(key, progress)
+            found, lines = asdict(history), _lines(history)
     if as_json:
-        print_json(asdict(history))
+        print_json(found)
         return
-    for line in _lines(history):
+    for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -76,6 +104,33 @@ def _lines(history: "KeyHistory") -> Iterator[str]:
         yield f"  dropped {_where(seen)}"
     if history.duplicates > len(history.dropped):
         yield f"  and {history.duplicates - len(history.dropped):,} more"
+
+
+def _lines_of_join(history: "JoinHistory") -> Iterator[str]:
+    key = ", ".join(f"{name} = {json.dumps(value)}" for name, value in history.key.items())
+    since = f"from raw {history.since} on, {count_of(history.records_scanned, 'record')} scanned"
+    if not history.records:
+        yield f"{key}: no record with this key, {since}"
+        return
+    shown = history.records[-_SHOWN_RECORDS:]
+    yield f"{key}: {count_of(len(history.records), 'record')} {since} (bucket {history.bucket})"
+    if len(shown) < len(history.records):
+        yield f"  the last {len(shown)}:"
+    for record in shown:
+        yield f"  {record.side} {_where(record.seen)}: {_fate(record)}"
+
+
+def _fate(record: "JoinRecord") -> str:
+    met = f"; {count_of(record.joined, 'left record')} met it" if record.joined else ""
+    fates = {
+        "joined": f"joined with {record.met}",
+        "unmatched": "unmatched, its window has ended",
+        "waits": f"waits until {_time(record.until)}",
+        "copy": "a copy, dropped by dedup",
+        "newest": f"the newest, joined until {_time(record.until)}{met}",
+        "replaced": f"replaced by a newer one{met}",
+    }
+    return fates[record.outcome]
 
 
 def _where(seen: "Seen") -> str:
@@ -108,15 +163,13 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
     """Rebuild the key store of a stopped pipeline from the raw stream, after the store was lost or damaged."""
     from pipelines.maintenance.rebuild import rebuild
 
-    with _key_state(file) as keys, progress_bar() as progress:
+    with _key_state(file, "keys") as keys, progress_bar() as progress:
         rebuilt = rebuild(keys, progress)
     if as_json:
         print_json(asdict(rebuilt))
         return
-    out.print(
-        f"{count_of(rebuilt.records, 'record')} replayed: {rebuilt.accepted:,} accepted, {count_of(rebuilt.duplicates, 'duplicate')}, "
-        "as the ledger counted"
-    )
+    outcomes = ", ".join(f"{count:,} {label}" for label, count in rebuilt.outcomes.items())
+    out.print(f"{count_of(rebuilt.records, 'record')} replayed: {outcomes}, as the ledger counted")
     out.print(f"the key store holds {count_of(rebuilt.entries, 'entry')} in {count_of(rebuilt.runs, 'segment')}; start the pipeline")
 
 
@@ -124,7 +177,7 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
     """Change a stopped pipeline to the number of buckets in its file: rewrites the key store."""
     from pipelines.maintenance.rebucket import rebucket as run
 
-    with _key_state(file, needs_dedup=False) as keys:
+    with _key_state(file, "nothing") as keys:
         change = run(keys)
     if as_json:
         print_json(asdict(change))
@@ -136,11 +189,9 @@ def rebucket(file: File, as_json: AsJson = False) -> None:
 
 def reset_clock(file: File, as_json: AsJson = False) -> None:
     """Reset the arrival clock of a stopped pipeline after NATS's clock was ahead and stepped back."""
-    from pipelines.config.fields import joins
     from pipelines.maintenance.reset_clock import reset_clock as run
 
-    # The windows of a join end by the same clock.
-    with _key_state(file, needs_dedup=not joins(load(file))) as keys:
+    with _key_state(file, "keys") as keys:
         reset = run(keys)
     if as_json:
         print_json({"arrival": reset.arrival.isoformat(), "server": reset.server.isoformat()})

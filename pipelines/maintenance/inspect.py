@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
 from pipelines.config.fields import joins
+from pipelines.counts import count_of
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError, StateDamagedError
@@ -27,6 +28,7 @@ from pipelines.process.dedup import KEY_COLUMNS, with_keys
 from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
+from pipelines.process.steps import Columns
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.existence import check_started
@@ -38,11 +40,14 @@ from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import RAW_SCHEMA, decode_frame, describe_frame, instant, with_positions
 from pipelines.protocol.run_lists import Listing, Lists, RunLists
 from pipelines.types.columns import parse_type
+from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
 from pipelines.types.instants import parse_instants
 from pipelines.types.vectors import one_chunk
 
 T = TypeVar("T")
+Needs = Literal["dedup", "keys", "nothing"]
+"""What a command needs of a pipeline: the keys of dedup alone, any key store, or none."""
 SHOWN_DUPLICATES = 10
 _MICROSECONDS = parse_type("DateTime64(6)")
 
@@ -104,29 +109,27 @@ class KeyHistory:
 
 
 class KeyState:
-    """The dedup store of one pipeline on this host."""
+    """The key stores of one pipeline on this host."""
 
-    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs_dedup: bool = True) -> None:
-        """Create without connecting. Raise HaltError if `needs_dedup` is set and the pipeline has no dedup, or a join."""
+    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs: Needs = "dedup") -> None:
+        """Create without connecting. Raise HaltError if the pipeline lacks what the caller `needs`."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         storage = self.names.state_storage(self.directory, config.state_uri)
         run = RunSpec.beside(config_text, config, storage)
         self.connections = Connections(run, keep_partitions=False, config=config)
         self._lists = RunLists(self.connections.log, self.names)
-        if needs_dedup and joins(config):
+        if needs == "dedup" and joins(config):
             raise NotSupportedError(
-                f"looking into the key stores of {config.pipeline_id}: those of a join are not supported yet. If one is damaged, restore "
-                "the state directory from a backup of the same moment as the streams, or delete the pipeline and start it anew"
+                f"looking into the key stores of {config.pipeline_id}: this command does not know those of a join yet, and changed nothing"
             )
-        if needs_dedup and not any(transform.type == "dedup" for transform in config.transforms):
-            found = "the pipeline has no dedup, so there is none"
-            if joins(config):
-                found = (
-                    "the pipeline has a join and no dedup, and this command knows the keys of dedup only; `tallyflow tally` counts the "
-                    "left records that wait in the join, and `tallyflow verify` computes again what each has met"
-                )
-            raise HaltError(f"looking into the key store of {config.pipeline_id}: {found}")
+        if needs != "nothing" and not joins(config) and not any(transform.type == "dedup" for transform in config.transforms):
+            raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup and no join, so there is none")
+
+    @property
+    def joins(self) -> bool:
+        """Whether the stores are those of a join."""
+        return joins(self.connections.config)
 
     def close(self) -> None:
         self.connections.log.close()
@@ -221,7 +224,7 @@ class KeyState:
 
     def _why(self, state: ProcessState, texts: Sequence[str], progress: Progress) -> KeyHistory:
         config = self.stage_config(state)
-        values, hi, lo = self._hashed(config, texts)
+        values, hi, lo = hashed_key(self.connections.engine, config.dedup.key, config.before_dedup, texts)
         bucket = int(bucket_of_key(lo, self.last(state).buckets)[0])
         entry = self.store(state, bucket).find(hi, lo)
         if not entry.is_found[0]:
@@ -234,41 +237,6 @@ class KeyState:
         now = clock(state, config)
         is_expired, counted_from = now is not None and expires <= now, purged.since if first.sequence < purged.below else None
         return KeyHistory(values, bucket, self._seen(at, first), expires, is_expired, duplicates, tuple(dropped), scanned, counted_from)
-
-    def _hashed(self, config: Program, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
-        """Return the key's values by field, and its hash, as the stages themselves read a record with these fields."""
-        if len(texts) != len(config.dedup.key):
-            message = f"the key has {len(config.dedup.key)} fields ({', '.join(config.dedup.key)}), {len(texts)} values were given"
-            raise ConfigurationError("reading the key", [Fault("", message)])
-        types = config.before_dedup
-        instants = [name for name in config.dedup.key if types[name] == "timestamp"]
-        fields = [ParsedField(name, "string" if name in instants else types[name]) for name in config.dedup.key]
-        record = {}
-        for field, text in zip(fields, texts, strict=True):
-            is_text = field.type in ("string", "bytes")
-            try:
-                record[field.name] = text if is_text else json.loads(text)
-            except ValueError:
-                raise ConfigurationError("reading the key", [Fault(field.name, f"{text!r} is no {field.type}")]) from None
-        row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
-        row |= {"timestamp": datetime.now(UTC)}
-        records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, "", 0)
-        parsed = parse(self.connections.engine, records, fields)
-        keyed = with_keys(self.connections.engine, self._with_instants(parsed.accepted, instants), config.dedup.key)
-        refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]
-        if refused:
-            raise ConfigurationError("reading the key", [Fault(refused[0]["field"] or "", refused[0]["message"])])
-        hi, lo = (keyed.accepted.column(name).to_numpy() for name in KEY_COLUMNS)
-        return record, hi, lo
-
-    def _with_instants(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-        """Return the rows with the texts of these fields as instants."""
-        for name in names:
-            instants, malformed, beyond = parse_instants(self.connections.engine, one_chunk(rows.column(name)), _MICROSECONDS)
-            if malformed.any() or beyond.any():
-                raise ConfigurationError("reading the key", [Fault(name, "the text is no instant such as 2026-01-31T23:59:59.999Z")])
-            rows = rows.set_column(rows.column_names.index(name), name, instants)
-        return rows
 
     def _seen(self, at: datetime, position: Position) -> Seen:
         message = self.connections.log.get(self.names.stream("raw"), position.sequence)
@@ -292,6 +260,45 @@ class KeyState:
             records += portion.records
             shown += [_seen_row(row) for row in later[: SHOWN_DUPLICATES - len(shown)]]
         return count, shown, records
+
+
+def hashed_key(engine: Engine, key: Sequence[str], types: Columns, texts: Sequence[str]) -> tuple[dict[str, Any], Any, Any]:
+    """Return the values of a key by field, and its hash, as the stages themselves read a record with these fields.
+
+    Raise ConfigurationError for another number of values, or one that is not of its field's type.
+    """
+    if len(texts) != len(key):
+        message = f"the key has {count_of(len(key), 'field')} ({', '.join(key)}), {count_of(len(texts), 'value')} were given"
+        raise ConfigurationError("reading the key", [Fault("", message)])
+    instants = [name for name in key if types[name] == "timestamp"]
+    fields = [ParsedField(name, "string" if name in instants else types[name]) for name in key]
+    record = {}
+    for field, text in zip(fields, texts, strict=True):
+        is_text = field.type in ("string", "bytes")
+        try:
+            record[field.name] = text if is_text else json.loads(text)
+        except ValueError:
+            raise ConfigurationError("reading the key", [Fault(field.name, f"{text!r} is no {field.type}")]) from None
+    row = {**dict.fromkeys(RAW_SCHEMA.names), "value": json.dumps(record).encode(), "partition": 0, "offset": 0}
+    row |= {"timestamp": datetime.now(UTC)}
+    records = with_positions(pa.Table.from_pylist([row], schema=RAW_SCHEMA), 1, "", 0)
+    parsed = parse(engine, records, fields)
+    keyed = with_keys(engine, _with_instants(engine, parsed.accepted, instants), key)
+    refused = [*parsed.rejected.to_pylist(), *keyed.rejected.to_pylist()]
+    if refused:
+        raise ConfigurationError("reading the key", [Fault(refused[0]["field"] or "", refused[0]["message"])])
+    hi, lo = (keyed.accepted.column(name).to_numpy() for name in KEY_COLUMNS)
+    return record, hi, lo
+
+
+def _with_instants(engine: Engine, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the rows with the texts of these fields as instants."""
+    for name in names:
+        instants, malformed, beyond = parse_instants(engine, one_chunk(rows.column(name)), _MICROSECONDS)
+        if malformed.any() or beyond.any():
+            raise ConfigurationError("reading the key", [Fault(name, "the text is no instant such as 2026-01-31T23:59:59.999Z")])
+        rows = rows.set_column(rows.column_names.index(name), name, instants)
+    return rows
 
 
 def clock(state: ProcessState, config: Program) -> datetime | None:

@@ -222,6 +222,13 @@ class Program:
             columns = step.columns_out(columns)
         return columns
 
+    def fields_of(self, source: str) -> Columns:
+        """Return the fields of the records of a source behind its own steps, with their types."""
+        columns: Columns = {}
+        for step in next(lane.steps for lane in self.lanes if lane.source == source):
+            columns = step.columns_out(columns)
+        return columns
+
     @cached_property
     def lookups(self) -> Mapping[str, TableSpec]:
         """What the look-ups of all steps read of their tables, by the table's name."""

@@ -17,6 +17,7 @@ from pipelines.maintenance.rebuild import Rebuilt, rebuild
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.steps import Context
 from pipelines.process.steps.parse import Parse
+from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.records import StageOutput
 
 pytestmark = pytest.mark.integration
@@ -66,7 +67,7 @@ def test_a_rebuilt_store_holds_the_same_live_keys(case: PipelineCase) -> None:
     reported: list[tuple[int, int]] = []
     found = rebuilt(case, frames_per_portion=1, progress=lambda _, done=0, total=0: reported.append((done, total)))
     assert live_entries(case) == before
-    assert found.duplicates > 800
+    assert found.outcomes[DUPLICATE.label] > 800
     assert len(reported) > 3, "in portions"
     assert reported[-1][0] == reported[-1][1]
     assert run_files(case) == listed_files(case)
@@ -84,7 +85,7 @@ def test_keys_whose_window_ended_meanwhile_are_not_kept(case: PipelineCase) -> N
     before = live_entries(case)
     assert len(before) == 100
     found = rebuilt(case, frames_per_portion=100)
-    assert (found.accepted, found.entries) == (300, 100)
+    assert (found.outcomes["accepted"], found.entries) == (300, 100)
     assert live_entries(case) == before
 
 
@@ -102,7 +103,7 @@ def test_windows_of_event_times_are_rebuilt(case: PipelineCase) -> None:
     before = live_entries(case)
     assert before
     shutil.rmtree(store_of(case))
-    assert rebuilt(case).duplicates > 0
+    assert rebuilt(case).outcomes[DUPLICATE.label] > 0
     assert live_entries(case) == before
     case.send([f'{{"id": {key}, "name": "y", "at": {1_780_000_110 + key}}}'.encode() for key in range(40)])
     case.warm_run()

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipelines.config import parse
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.execute import Tasks, batch_tasks
-from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.inspect import KeyState, Needs
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE
@@ -132,10 +132,10 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     return counts
 
 
-def key_state(case: PipelineCase) -> KeyState:
+def key_state(case: PipelineCase, needs: Needs = "dedup") -> KeyState:
     """The commands' view of the store; the caller closes it."""
     text = case.file.read_text()
-    return KeyState(parse(text, name="case", environment=case.environment()), text, case.home)
+    return KeyState(parse(text, name="case", environment=case.environment()), text, case.home, needs)
 
 
 def tasks_of(state: KeyState, session: SparkSession) -> Tasks:

@@ -1,0 +1,252 @@
+"""The stores of a join, and the history of one join key, for operators. Reads only; may be used beside the running pipeline.
+
+The history is played again from raw, for the records of the one key, by the meaning of a join (docs/joins.md): record after record.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.connectors.nats.client import fetch_whole
+from pipelines.key_store.storage import Storage
+from pipelines.key_store.store import KeyedStore
+from pipelines.maintenance.inspect import KeyState, Seen, hashed_key
+from pipelines.maintenance.replay import Start, snapshots_of_plans
+from pipelines.process.arrivals import Arrived, arrivals, steps
+from pipelines.process.buckets import live_runs
+from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.program import Program, run
+from pipelines.process.side_copies import keys_by_place
+from pipelines.process.steps.join import IS_RIGHT_COLUMN
+from pipelines.progress import Progress, no_progress
+from pipelines.protocol.bodies import ProcessDone, ProcessState
+from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES, bucket_of_key, listed_as
+from pipelines.protocol.positions import Position, position_keys
+from pipelines.protocol.purge import read_purged
+from pipelines.protocol.records import instant
+
+JOINED, UNMATCHED, WAITS, COPY, NEWEST, REPLACED = "joined", "unmatched", "waits", "copy", "newest", "replaced"
+"""What became of a record of a join key: of a left one the first four, of a right one the last three."""
+WHAT = {
+    RIGHT_STORE: "right records",
+    LEFT_STORE: "left records",
+    **{store: f"keys of the {'right' if is_right else 'left'} dedup" for is_right, store in SIDE_DEDUP_STORES.items()},
+}
+
+
+@dataclass(frozen=True)
+class StoreExtent:
+    """All buckets of one store of a join. An entry whose window has ended stays until a merge, and so does a left one that was joined."""
+
+    store: str
+    what: str
+    entries: int
+    bytes: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class JoinState:
+    """The stores of a join as the last `done` lists them. `clock`: the arrival of the last frame that was processed."""
+
+    pipeline: str
+    left_key: tuple[str, ...]
+    right_key: tuple[str, ...]
+    left_window: timedelta
+    right_window: timedelta
+    clock: datetime
+    stores: tuple[StoreExtent, ...]
+
+
+@dataclass
+class JoinRecord:
+    """A record of a join key, and what became of it.
+
+    `met`: the raw position of the right record that a joined left one has met. `until`: when a left record that waits is unmatched, or when
+    the newest right record is joined no more. `joined`: the left records that a right one has met.
+    """
+
+    seen: Seen
+    side: str
+    outcome: str
+    met: str | None = None
+    until: datetime | None = None
+    joined: int = 0
+
+
+@dataclass(frozen=True)
+class JoinHistory:
+    """The records of a join key that were processed, in their order. `since`: the first raw sequence that was read for them.
+
+    What a left record has met is not known if its right one is older than that, so the first windows of a purged raw are not shown.
+    """
+
+    key: dict[str, Any]
+    bucket: int
+    since: int
+    records_scanned: int
+    records: tuple[JoinRecord, ...]
+
+
+def join_state(state: KeyState) -> JoinState:
+    """Return the extent of each store. Raise HaltError before the first record."""
+    return state.settled(lambda found: _extent(state, found))
+
+
+def _extent(state: KeyState, found: ProcessState) -> JoinState:
+    config, lists = state.stage_config(found), state.lists(found)
+    join = config.join
+    assert join is not None
+    stores = []
+    for store in config.stores:
+        keys = [listed_as(store, bucket) for bucket in range(state.last(found).buckets)]
+        runs = [(key, facts) for key in keys for facts in live_runs(lists, key)]
+        size = sum(state.connections.segments(key).size(facts.name) for key, facts in runs)
+        stores.append(StoreExtent(store, WHAT[store], sum(facts.rows for _, facts in runs), size, len(runs)))
+    windows = [timedelta(microseconds=side.window_us) for side in (join.left, join.right)]
+    clock = instant(state.last(found).clock_us)
+    return JoinState(state.names.pipeline, join.left.key, join.right.key, windows[0], windows[1], clock, tuple(stores))
+
+
+def why_joined(state: KeyState, texts: Sequence[str], progress: Progress = no_progress) -> JoinHistory:
+    """Return the history of the join key whose fields have these values, in the order of the left side's `key`.
+
+    It reads raw from two windows before the clock on; from its start with a dedup beside the join. Raise ConfigurationError for a value
+    that is not of its field's type.
+    """
+    found = state.chain()
+    config, done = state.stage_config(found), state.last(found)
+    join = config.join
+    assert join is not None
+    values, hi, lo = hashed_key(state.connections.engine, join.left.key, config.fields_of(join.left.source), texts)
+    start = _start(state, config, done)
+    history = _History(config, (hi[0], lo[0]))
+    with TemporaryDirectory(dir=_made(state.directory)) as own, ExitStack() as opened:
+        copies = _Copies(config, Path(own), opened)
+        for program, frames in _portions(state, config, start, done, progress):
+            rows = run(program, state.connections.engine, frames).rows
+            history.add(rows, copies.among(rows, frames))
+    records = tuple(history.ended(done.clock_us))
+    return JoinHistory(values, int(bucket_of_key(lo, done.buckets)[0]), start.sequence + 1, history.scanned, records)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _start(state: KeyState, config: Program, done: ProcessDone) -> Start:
+    """Return where the replay begins."""
+    join, log, names = config.join, state.connections.log, state.names
+    assert join is not None
+    held = log.state(names.stream("raw"))
+    first = max(read_purged(log, names, "raw").below, held.first_sequence - 1 if held else 0)
+    if not config.side_dedups:
+        needed_from = instant(max(0, done.clock_us - join.windows.left_us - join.windows.kept_us))
+        needed = log.first_since(names.stream("raw"), names.subjects("raw"), needed_from)
+        first = max(first, needed.sequence - 1) if needed else done.to
+    return Start(first)
+
+
+def _portions(
+    state: KeyState, config: Program, start: Start, done: ProcessDone, progress: Progress
+) -> Iterator[tuple[Program, Sequence[Arrived]]]:
+    log, names = state.connections.log, state.names
+    of_plans = snapshots_of_plans(log, names, state.connections.snapshots, config)
+    messages = fetch_whole(log, names.stream("raw"), names.subjects("raw"), start.sequence, done.to)
+    for step in steps(arrivals(messages, start.clock_us, done.clock_resets)):
+        progress("replaying the raw stream", step[-1].message.sequence - start.sequence, done.to - start.sequence)
+        yield from of_plans.parts(config, step)
+
+
+class _Copies:
+    """The copies on each side of a join, by stores below a directory."""
+
+    def __init__(self, config: Program, directory: Path, opened: ExitStack) -> None:
+        self._config, self._directory, self._opened = config, directory, opened
+        self._stores: dict[str, KeyedStore] = {}
+
+    def among(self, rows: pa.Table, frames: Sequence[Arrived]) -> set[int]:
+        """Return the positions of the copies among rows of the next frames."""
+        found: set[int] = set()
+        steps_of = {SIDE_DEDUP_STORES[is_right]: step for is_right, step in self._config.side_dedups.items()}
+        for place, keys in keys_by_place(rows, self._config).items():
+            store = self._stores.setdefault(place, KeyedStore(Storage.local(self._directory / place)))
+            firsts, _ = steps_of[place.rpartition("/")[0]].first_of_keys(keys, store, None)
+            span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
+            store.open(store.add(firsts.entries, span, 0, has_turn=True))
+            found |= set(position_keys(firsts.duplicates).tolist())
+        return found
+
+
+class _History:
+    """The records of one key, by the meaning of a join."""
+
+    def __init__(self, config: Program, key: tuple[Any, Any]) -> None:
+        assert config.join is not None
+        self._join, self._key = config.join, key
+        self._records: list[tuple[int, JoinRecord]] = []
+        self._waiting: list[tuple[int, JoinRecord]] = []
+        self._newest: tuple[int, JoinRecord] | None = None
+        self.scanned = 0
+
+    def add(self, rows: pa.Table, copies: set[int]) -> None:
+        """Add the rows of the next frames, in position order."""
+        self.scanned += rows.num_rows
+        hi, lo = (rows.column(name).to_numpy() for name in KEY_COLUMNS)
+        mine = rows.take(np.flatnonzero((hi == self._key[0]) & (lo == self._key[1])))
+        columns = ["_tf_sequence", "_tf_ordinal", "_tf_arrival", "_tf_topic", "_tf_partition", "_tf_offset", IS_RIGHT_COLUMN]
+        arrived = mine.column("_tf_arrival").cast(pa.int64()).to_pylist()
+        for row, code, at_us in zip(mine.select(columns).to_pylist(), position_keys(mine).tolist(), arrived, strict=True):
+            self._take(row, at_us, is_copy=code in copies)
+
+    def _take(self, row: dict[str, Any], at_us: int, is_copy: bool) -> None:
+        position = str(Position(row["_tf_sequence"], row["_tf_ordinal"], 0))
+        seen = Seen(row["_tf_arrival"], position, row["_tf_topic"], row["_tf_partition"], row["_tf_offset"])
+        is_right = row[IS_RIGHT_COLUMN]
+        record = JoinRecord(seen, (self._join.right if is_right else self._join.left).source, COPY)
+        self._records.append((at_us, record))
+        if is_copy:
+            return
+        if is_right:
+            self._release(record, at_us)
+        elif self._newest is not None and at_us < self._newest[0] + self._join.windows.right_us:
+            _meet(record, self._newest[1])
+        else:
+            record.outcome = WAITS
+            self._waiting.append((at_us, record))
+
+    def _release(self, right: JoinRecord, at_us: int) -> None:
+        for since, left in self._waiting:
+            if at_us < since + self._join.windows.left_us:
+                _meet(left, right)
+            else:
+                left.outcome = UNMATCHED
+        self._waiting = []
+        if self._newest is not None:
+            self._newest[1].outcome = REPLACED
+        right.outcome = NEWEST
+        self._newest = at_us, right
+
+    def ended(self, clock_us: int) -> Iterator[JoinRecord]:
+        """Yield all records, as of a clock."""
+        windows = self._join.windows
+        for since, left in self._waiting:
+            left.outcome = WAITS if since + windows.left_us > clock_us else UNMATCHED
+            left.until = instant(since + windows.left_us)
+        if self._newest is not None:
+            self._newest[1].until = instant(self._newest[0] + windows.right_us)
+        for _, record in self._records:
+            yield record
+
+
+def _meet(left: JoinRecord, right: JoinRecord) -> None:
+    left.outcome, left.met = JOINED, right.seen.position
+    right.joined += 1

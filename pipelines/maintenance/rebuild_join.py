@@ -1,0 +1,126 @@
+"""Rebuild of the stores of a join: its right records, the left ones that wait, and the keys of a dedup of either side.
+
+Raw has all of it, and its order decides what has met what, so the replay is the join itself without its rows. Behind a purge the replay
+begins with the newest `done` from which on every left record that may wait has its right ones on raw: that is the left window, and before
+it the longer of the two. Left records that the replay takes for waiting although their right one is purged have ended by now.
+
+Which records a dedup has accepted no output shows, so with one the replay begins with the first record.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.errors import DataLossError, InvariantError
+from pipelines.maintenance.inspect import KeyState
+from pipelines.maintenance.rebuilding import Rebuilding, Rebuilt
+from pipelines.maintenance.replay import Start
+from pipelines.process.arrivals import Arrived
+from pipelines.process.buckets import dedup_store, key_owners, listed, live_runs, shares
+from pipelines.process.join.rows import join
+from pipelines.process.join.sides import Frames
+from pipelines.process.joining import join_stores
+from pipelines.process.program import Program
+from pipelines.process.side_copies import keys_by_place, without_copies
+from pipelines.process.stage_config import config_of
+from pipelines.process.steps.join import KEPT, UNMATCHED
+from pipelines.protocol.bodies import ProcessDone
+from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES, listed_as
+from pipelines.protocol.outcomes import DUPLICATE, WAITING
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, position_keys
+from pipelines.protocol.purge import Purged
+from pipelines.protocol.records import joined
+
+_JOINED, _ALONE = "join.joined", "join.unmatched"
+
+
+class JoinRebuilding(Rebuilding):
+    """Rebuilds all stores of a join, bucket by bucket."""
+
+    def __init__(self, state: KeyState, done: ProcessDone, end: int) -> None:
+        super().__init__(state, done, end)
+        self._is_whole = True
+        self._found: Counter[str] = Counter()
+
+    def _begin_behind(self, purged: Purged) -> None:
+        config, stream = config_of(self._connections, self._done.config), self._state.names.stream("raw")
+        assert config.join is not None
+        lost = f"rebuilding the key store: {stream} was purged up to sequence {purged.below}"
+        if config.side_dedups:
+            raise DataLossError(
+                f"{lost}, and only the records before show what a dedup beside the join has accepted. Restore the key store or the streams "
+                "from a backup, or delete the pipeline and start it anew"
+            )
+        windows = config.join.windows
+        ended_us = self._done.clock_us - windows.left_us - windows.kept_us
+        ended = [done for done in self._entries() if isinstance(done, ProcessDone) and done.clock_us <= ended_us]
+        if not ended or ended[-1].to < purged.below:
+            raise DataLossError(
+                f"{lost} and no longer holds all records of the left window and of the longer one before it. Restore the key store or the "
+                "streams from a backup, or delete the pipeline and start it anew. To prevent this, set resources.nats.stream.max_age "
+                "longer than the two, and max_bytes large enough"
+            )
+        self._at, self._totals_before, self._is_whole = Start.behind(ended[-1]), dict(ended[-1].totals), False
+
+    def _replay(self, frames: Sequence[Arrived], config: Program) -> None:
+        last = frames[-1]
+        behind = Start(last.message.sequence, self._at.watermarks, last.arrival_us)
+        rows = joined(self._made(config, frames))
+        copies = self._copies(config, rows, behind)
+        if config.side_dedups:
+            self._found[DUPLICATE.total] += len(copies)
+        sequences = np.array([frame.message.sequence for frame in frames], dtype=np.uint64)
+        of_range = Frames(sequences, np.array([frame.arrival_us for frame in frames], dtype=np.int64), self._at.clock_us)
+        by_bucket = dict(shares(rows, key_owners(rows, self._done.buckets)))
+        for bucket in range(self._done.buckets):
+            share = by_bucket.get(bucket)
+            self._join(config, bucket, without_copies(share, copies) if share is not None else None, of_range)
+        self._at = behind
+
+    def _copies(self, config: Program, rows: pa.Table, behind: Start) -> RawPositions:
+        """Return the positions of the copies on each side; write the keys that are accepted."""
+        steps = {SIDE_DEDUP_STORES[is_right]: step for is_right, step in config.side_dedups.items()}
+        found = [NO_POSITIONS]
+        for place, keys in keys_by_place(rows, config).items():
+            name, _, bucket = place.rpartition("/")
+            store = dedup_store(self._connections, int(bucket), name)
+            store.open(live_runs(self.runs, place))
+            firsts, _ = steps[name].first_of_keys(keys, store, None)
+            span = (self._at.sequence, behind.sequence)
+            self._list(place, listed(store.add(firsts.entries, span, steps[name].expired_us(self._at), has_turn=True)))
+            found.append(position_keys(firsts.duplicates))
+        return np.concatenate(found)
+
+    def _join(self, config: Program, bucket: int, rows: pa.Table | None, frames: Frames) -> None:
+        assert config.join is not None
+        stores = join_stores(self._connections, config.join, bucket)
+        keys = [listed_as(store, bucket) for store in (RIGHT_STORE, LEFT_STORE)]
+        stores.open(*(live_runs(self.runs, key) for key in keys))
+        made = join(*config.join.sides(rows), frames, stores)
+        span = (self._at.sequence, int(frames.sequences[-1]))
+        listings = stores.add(made.new_rights, made.new_lefts, span, self._at.clock_us, has_turn=True)
+        for key, runs in zip(keys, listings, strict=True):
+            self._list(key, listed(runs))
+        counts = made.counts
+        self._found.update({_JOINED: counts.joined, _ALONE: counts.unmatched, KEPT.total: counts.kept, WAITING.total: counts.waiting})
+
+    def result(self) -> Rebuilt:
+        totals = self._done.totals
+        counted = {name: self._counted(name) for name in ("rows_in", KEPT.total, DUPLICATE.total)}
+        counted[WAITING.total] = WAITING.count(totals)
+        if self._is_whole:
+            counted |= {name: self._counted(name) for name in (_JOINED, _ALONE)}
+        found = {"rows_in": self._counts["rows_in"], **self._found}
+        if differing := [name for name, count in counted.items() if found.get(name, 0) != count]:
+            listed_counts = ", ".join(f"{name} {found.get(name, 0):,} instead of {counted[name]:,}" for name in differing)
+            raise InvariantError(
+                f"rebuilding the key store: the replay counted otherwise than the ledger: {listed_counts}. No segment was listed; report "
+                "this with the log"
+            )
+        labels = {"joined": _JOINED, UNMATCHED.label: _ALONE, KEPT.label: KEPT.total, WAITING.label: WAITING.total}
+        outcomes = {label: found.get(name, 0) for label, name in labels.items()}
+        if DUPLICATE.total in found:
+            outcomes[DUPLICATE.label] = found[DUPLICATE.total]
+        return Rebuilt(found["rows_in"], *self._stored(), outcomes)
