@@ -20,19 +20,19 @@ from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
 from pipelines.cli import lint as lint_commands
+from pipelines.cli import logs as log_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
+from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, selected
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import chosen_source
 from pipelines.counts import count_of
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
-from pipelines.home import default_home
-from pipelines.protocol.topology import KINDS
+from pipelines.errors import HaltError
 from resources.local import cli as local_cli
 
 app = typer.Typer(
@@ -108,51 +108,6 @@ def prepare() -> None:
 def schema() -> None:
     """Print the JSON Schema of the pipeline file, for editors."""
     typer.echo(json.dumps(json_schema(), indent=2))
-
-
-@app.command()
-def run(
-    context: typer.Context,
-    file: File,
-    leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(KINDS)}); repeatable.")] = None,
-    until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
-    ] = False,
-    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
-    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    spark_conf: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master: a cluster's secret, memory.", dir_okay=False
-        ),
-    ] = None,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
-    ] = False,
-) -> None:
-    """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
-    from pipelines.dead_letters.reprocess import expire_dead_letters
-    from pipelines.engine.session import is_cluster
-    from pipelines.runner.runner import Runner, RunOptions
-    from pipelines.runner.spark_engine import SparkEngine
-    from pipelines.runner.status import StatusServer
-
-    # Who invokes the command from Python may hand in another engine as the context's object.
-    engine: SparkEngine = context.obj or SparkEngine()
-    with errors_as_exit():
-        config = load(file)
-        legs = selected(config, leg or ())
-        for note in notes(config):
-            err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(legs, until_caught_up, connect_timeout, master, accept, spark_conf if is_cluster(master) else None)
-        runner = Runner(config, file.read_text(), default_home(), options, expire_dead_letters, announce, engine)
-        runner.on_start = StatusServer
-        try:
-            runner.run()
-        except TallyflowError as error:
-            err.print(str(error), style="red", markup=False, highlight=False)
-            engine.leave(2 if isinstance(error, ConfigurationError) else 1)
-        engine.leave(0)
 
 
 @app.command()
@@ -276,6 +231,8 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 for command in (
+    run_commands.run,
+    log_commands.logs,
     lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,
