@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,8 @@ from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.examples import add_examples
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import chosen_source
 from pipelines.counts import count_of
@@ -36,16 +38,27 @@ from pipelines.errors import HaltError
 from resources.local import cli as local_cli
 
 app = typer.Typer(
-    help="Kafka into ClickHouse, exactly once, with every event accounted for.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 for of_servers in (local_cli.up, local_cli.down, local_cli.env):
     app.command()(of_servers)
 
 _STOP_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tallyflow {version('tallyflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Kafka into ClickHouse, exactly once, with every event accounted for."""
 
 
 @app.command()
@@ -251,7 +264,7 @@ app.add_typer(plan_commands.app, name="plan")
 
 @app.command()
 def delete(
-    file: File,
+    file: NamedFile,
     keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
@@ -315,3 +328,6 @@ def demo(
     with errors_as_exit():
         code = show(example, Recipe(seed, size, duplicate_share, bad_share), count, cluster, kill)
     raise typer.Exit(code)
+
+
+add_examples(app)
