@@ -1,20 +1,13 @@
 """The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
 
 import json
-import time
-from collections.abc import Collection
 from dataclasses import asdict
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
@@ -30,10 +23,11 @@ from pipelines.cli import state as state_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.default_file import VARIABLE, only_pipeline_file
 from pipelines.cli.examples import add_examples
+from pipelines.cli.status import show_status
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import chosen_source
-from pipelines.counts import count_of
 from pipelines.errors import HaltError
 from resources.local import cli as local_cli
 
@@ -45,7 +39,6 @@ for of_servers in (local_cli.up, local_cli.down, local_cli.env):
     app.command()(of_servers)
 
 _STOP_SECONDS = 60.0
-_ANSWER_SECONDS = 10.0
 
 
 def _show_version(wanted: bool) -> None:
@@ -146,101 +139,18 @@ def stop(
 
 @app.command()
 def status(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", exists=True, dir_okay=False)] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", envvar=VARIABLE, exists=True, dir_okay=False)] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh every second until Ctrl-C, with the rates of the last minute."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the legs, lag, throughput and errors of a running pipeline; without a file, show the local servers."""
-    if file is None:
+    """Show the legs, lag, throughput and messages of a running pipeline; without a file, show the local servers."""
+    if file is None and not watch:
         local_cli.status(as_json=as_json)
         return
-    with errors_as_exit():
-        directory = directory_of(load(file))
-        if not directory.is_dir():
-            raise HaltError(f"pipeline {directory.name} was never started on this host")
-        now = _ask(directory)
-        if now is None:
-            out.print("not running on this host; `tallyflow tally` shows what it has processed")
-            _print_halts(directory, ())
-            raise typer.Exit(1)
-        if as_json:
-            typer.echo(json.dumps(now, indent=2))
-        elif not watch:
-            out.print(_status_view(now, None))
-            _print_halts(directory, now["legs"])
-        else:
-            _watch(directory, now)
-    if not now["healthy"]:
-        raise typer.Exit(1)
-
-
-def _print_halts(directory: Path, running: Collection[str]) -> None:
-    """Print why the last runners of the legs that are not `running` halted, for each leg that did."""
-    from pipelines.control.control import by_halt, read_halts
-
-    halts = {leg: halt for leg, halt in read_halts(directory).items() if leg not in running}
-    for halt, names in by_halt(halts).items():
-        out.print(f"{names} halted at {halt.at}: {halt.message}", markup=False, highlight=False)
-
-
-def _watch(directory: Path, now: dict[str, Any]) -> None:
-    with Live(_status_view(now, None), console=out) as live:
-        while True:
-            time.sleep(1)
-            newer = _ask(directory)
-            if newer is None:
-                return
-            live.update(_status_view(newer, now))
-            now = newer
-
-
-def _ask(directory: Path) -> dict[str, Any] | None:
-    from pipelines.control.control import ask, find_runners, together
-
-    answers = [answer for runner in find_runners(directory) if (answer := ask(runner, timedelta(seconds=_ANSWER_SECONDS))) is not None]
-    if len(answers) < len(find_runners(directory)):
-        raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
-    return together(answers) if answers else None
-
-
-def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
-    warnings = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
-    if now["purge_failure"]:
-        warnings.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
-    for table, facts in now.get("lookup_tables", {}).items():
-        warnings.append(f"table {table}: {facts['rows']:,} rows, {facts['age_seconds']:,.0f} s old")
-        if facts["failure"]:
-            warnings.append(facts["failure"])
-    return Group(_status_table(now, before), *(Text(line) for line in warnings))
-
-
-def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    """Return one row per leg.
-
-    Rates cover the time between two looks; at the first look they are the runner's own, over its last half minute.
-    """
-    lag = sum(leg["waiting"] for leg in now["legs"].values())
-    oldest = max(leg["waiting_seconds"] for leg in now["legs"].values())
-    caption = f"lag {count_of(lag, 'record')} across all legs, oldest waiting {oldest:,.0f} s; {count_of(len(now['lag']), 'partition')}"
-    caption += f"; up {now['uptime_seconds']:,.0f} s"
-    if (wanted := now["lanes"]["wanted"]) > 1:
-        caption += f"; {now['lanes']['working']} of {wanted} lanes"
-    for copied in now.get("ledger_tables", {}).values():
-        caption += f"\nledger table: {escape(copied['message'])}" if copied["message"] else ""
-    title = f"pipeline {now['pipeline']}"
-    table = Table("leg", "state", "waiting", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
-    for name, leg in now["legs"].items():
-        totals, last = leg["totals"], leg["last_batch"]
-        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before and name in before["legs"] else None
-        seconds = now["at"] - before["at"] if before else 0.0
-        pace = leg["rows_per_second"] if earlier is None else (totals.get("rows_in", 0) - earlier) / max(seconds, 1e-3)
-        rate = f"{pace:,.0f}" if pace is not None else ""
-        waiting = f"{leg['waiting']:,}" + (f", {leg['waiting_seconds']:,.0f} s" if leg["waiting"] else "")
-        batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
-        table.add_row(
-            name, leg["state"], waiting, f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"]
-        )
-    return table
+    show_status(file or only_pipeline_file(), watch, as_json)
 
 
 for command in (

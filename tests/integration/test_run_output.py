@@ -162,3 +162,30 @@ def test_the_process_has_no_terminal_output_of_its_children(case: PipelineCase) 
     assert (ended.returncode, ended.stdout, "its error" in ended.stderr) == (0, "", False), ended.stderr
     logged = case.invoke("logs", str(case.file)).stdout
     assert {"of a child", "its error"} <= {*logged.splitlines()}
+
+
+def test_a_watched_status_shows_bars_until_the_runner_ends(case: PipelineCase) -> None:
+    case.create_topic()
+    runner = case.start_plain()
+    wait_until(lambda: (case.ask() or {}).get("ready"), "a ready runner")
+    watch = [sys.executable, "-m", "pipelines.cli", "status", str(case.file), "--watch"]
+    terminal = PseudoTerminal(watch, case.environment(), case.directory)
+    with case.load():
+        wait_until(lambda: re.search(r"sink\s+[▁▂▃▄▅▆▇█ ]*[▁▂▃▄▅▆▇█][▁▂▃▄▅▆▇█ ]* most [1-9]", terminal.text), "a bar of the sink")
+    runner.terminate()
+    assert runner.wait(PATIENCE_SECONDS) == 0
+    assert terminal.wait(PATIENCE_SECONDS) == 0
+    assert "the pipeline is not running on this host any more" in terminal.text
+    assert max(map(len, terminal.lines)) <= 80
+
+
+def test_a_watch_takes_the_only_file_here_and_a_key_ends_it(case: PipelineCase) -> None:
+    case.create_topic()
+    runner = case.start_plain()
+    wait_until(lambda: (case.ask() or {}).get("ready"), "a ready runner")
+    terminal = PseudoTerminal([sys.executable, "-m", "pipelines.cli", "status", "--watch"], case.environment(), case.directory)
+    wait_until(lambda: f"pipeline {case.pipeline}" in terminal.text, "the table")
+    terminal.press(CTRL_C)
+    assert terminal.wait(PATIENCE_SECONDS) == 0
+    assert "Traceback" not in terminal.text
+    runner.terminate()
