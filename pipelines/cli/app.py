@@ -20,6 +20,7 @@ from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
+from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
@@ -156,6 +157,7 @@ def status(
 for command in (
     run_commands.run,
     log_commands.logs,
+    tap_commands.tap,
     lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,

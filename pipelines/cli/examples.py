@@ -18,6 +18,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "logs": ("tallyflow logs orders.yaml --follow", "tallyflow logs orders.yaml --leg sink --lines 50"),
     "stop": ("tallyflow stop orders.yaml", "tallyflow stop orders.yaml --leg sink"),
     "status": ("tallyflow status orders.yaml --watch", "tallyflow status orders.yaml --json", "tallyflow status"),
+    "tap": (
+        "tallyflow tap orders.yaml --at out --limit 5",
+        "tallyflow tap orders.yaml --at dlq --from start --json",
+        "tallyflow tap orders.yaml --at raw --from start --until-now --key order-17",
+    ),
     "lint": ("tallyflow lint orders.yaml",),
     "preview": (
         "tallyflow preview orders.yaml --input sample.ndjson",
