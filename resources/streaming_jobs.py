@@ -43,6 +43,7 @@ from pipelines.control.control import (
 )
 from pipelines.control.job_state import JobState, summarize
 from pipelines.control.processes import Popen, ProcessIdentity, spawn
+from pipelines.control.runner_log import bound_log, last_message, new_log
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.home import default_home
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
@@ -52,7 +53,6 @@ from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.nats import NatsResource
-from resources.runner_log import bound_log, last_message, new_log
 
 ANSWER_WITHIN = timedelta(seconds=1)
 _ADOPT_WITHIN = timedelta(seconds=3)
@@ -130,7 +130,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         missing = tuple(leg for leg in absent if leg not in halts)
         if not runners:
             if launched and launched.process.is_running():
-                return JobState(pipeline_id, "starting", last_message(Path(launched.log)), pid=launched.pid, desired=wanted)
+                progress = last_message(Path(launched.log), with_progress=True)
+                return JobState(pipeline_id, "starting", progress, pid=launched.pid, desired=wanted)
             if halts:
                 return _halted(JobState(pipeline_id, "halted", missing=missing, desired=wanted), halts)
             ending = last_message(Path(launched.log)) if launched and wanted == "running" else ""

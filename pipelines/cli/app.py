@@ -1,51 +1,58 @@
 """The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
 
 import json
-import time
-from collections.abc import Collection
 from dataclasses import asdict
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
 from pipelines.cli import lint as lint_commands
+from pipelines.cli import logs as log_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
+from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
+from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.default_file import VARIABLE, only_pipeline_file
+from pipelines.cli.examples import add_examples
+from pipelines.cli.status import show_status
 from pipelines.config import json_schema, load, notes
 from pipelines.config.source_ids import chosen_source
-from pipelines.counts import count_of
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
-from pipelines.home import default_home
-from pipelines.protocol.topology import KINDS
+from pipelines.errors import HaltError
 from resources.local import cli as local_cli
 
 app = typer.Typer(
-    help="Kafka into ClickHouse, exactly once, with every event accounted for.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 for of_servers in (local_cli.up, local_cli.down, local_cli.env):
     app.command()(of_servers)
 
 _STOP_SECONDS = 60.0
-_ANSWER_SECONDS = 10.0
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tallyflow {version('tallyflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Kafka into ClickHouse, exactly once, with every event accounted for."""
 
 
 @app.command()
@@ -111,51 +118,6 @@ def schema() -> None:
 
 
 @app.command()
-def run(
-    context: typer.Context,
-    file: File,
-    leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(KINDS)}); repeatable.")] = None,
-    until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
-    ] = False,
-    connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
-    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    spark_conf: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master: a cluster's secret, memory.", dir_okay=False
-        ),
-    ] = None,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
-    ] = False,
-) -> None:
-    """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`)."""
-    from pipelines.dead_letters.reprocess import expire_dead_letters
-    from pipelines.engine.session import is_cluster
-    from pipelines.runner.runner import Runner, RunOptions
-    from pipelines.runner.spark_engine import SparkEngine
-    from pipelines.runner.status import StatusServer
-
-    # Who invokes the command from Python may hand in another engine as the context's object.
-    engine: SparkEngine = context.obj or SparkEngine()
-    with errors_as_exit():
-        config = load(file)
-        legs = selected(config, leg or ())
-        for note in notes(config):
-            err.print(f"note: {note}", style="yellow", markup=False)
-        options = RunOptions(legs, until_caught_up, connect_timeout, master, accept, spark_conf if is_cluster(master) else None)
-        runner = Runner(config, file.read_text(), default_home(), options, expire_dead_letters, announce, engine)
-        runner.on_start = StatusServer
-        try:
-            runner.run()
-        except TallyflowError as error:
-            err.print(str(error), style="red", markup=False, highlight=False)
-            engine.leave(2 if isinstance(error, ConfigurationError) else 1)
-        engine.leave(0)
-
-
-@app.command()
 def stop(
     file: File,
     leg: Annotated[list[str] | None, typer.Option(help="Stop only the runners of this leg; repeatable. Default: all runners.")] = None,
@@ -178,104 +140,24 @@ def stop(
 
 @app.command()
 def status(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", exists=True, dir_okay=False)] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", envvar=VARIABLE, exists=True, dir_okay=False)] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh every second until Ctrl-C, with the rates of the last minute."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the legs, lag, throughput and errors of a running pipeline; without a file, show the local servers."""
-    if file is None:
+    """Show the legs, lag, throughput and messages of a running pipeline; without a file, show the local servers."""
+    if file is None and not watch:
         local_cli.status(as_json=as_json)
         return
-    with errors_as_exit():
-        directory = directory_of(load(file))
-        if not directory.is_dir():
-            raise HaltError(f"pipeline {directory.name} was never started on this host")
-        now = _ask(directory)
-        if now is None:
-            out.print("not running on this host; `tallyflow tally` shows what it has processed")
-            _print_halts(directory, ())
-            raise typer.Exit(1)
-        if as_json:
-            typer.echo(json.dumps(now, indent=2))
-        elif not watch:
-            out.print(_status_view(now, None))
-            _print_halts(directory, now["legs"])
-        else:
-            _watch(directory, now)
-    if not now["healthy"]:
-        raise typer.Exit(1)
-
-
-def _print_halts(directory: Path, running: Collection[str]) -> None:
-    """Print why the last runners of the legs that are not `running` halted, for each leg that did."""
-    from pipelines.control.control import by_halt, read_halts
-
-    halts = {leg: halt for leg, halt in read_halts(directory).items() if leg not in running}
-    for halt, names in by_halt(halts).items():
-        out.print(f"{names} halted at {halt.at}: {halt.message}", markup=False, highlight=False)
-
-
-def _watch(directory: Path, now: dict[str, Any]) -> None:
-    with Live(_status_view(now, None), console=out) as live:
-        while True:
-            time.sleep(1)
-            newer = _ask(directory)
-            if newer is None:
-                return
-            live.update(_status_view(newer, now))
-            now = newer
-
-
-def _ask(directory: Path) -> dict[str, Any] | None:
-    from pipelines.control.control import ask, find_runners, together
-
-    answers = [answer for runner in find_runners(directory) if (answer := ask(runner, timedelta(seconds=_ANSWER_SECONDS))) is not None]
-    if len(answers) < len(find_runners(directory)):
-        raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
-    return together(answers) if answers else None
-
-
-def _status_view(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
-    warnings = [facts["advice"] for facts in now["streams"].values() if facts["advice"]]
-    if now["purge_failure"]:
-        warnings.append(f"purging the streams failed and will be retried: {now['purge_failure']}")
-    for table, facts in now.get("lookup_tables", {}).items():
-        warnings.append(f"table {table}: {facts['rows']:,} rows, {facts['age_seconds']:,.0f} s old")
-        if facts["failure"]:
-            warnings.append(facts["failure"])
-    return Group(_status_table(now, before), *(Text(line) for line in warnings))
-
-
-def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    """Return one row per leg.
-
-    Rates cover the time between two looks; at the first look they are the runner's own, over its last half minute.
-    """
-    lag = sum(leg["waiting"] for leg in now["legs"].values())
-    oldest = max(leg["waiting_seconds"] for leg in now["legs"].values())
-    caption = f"lag {count_of(lag, 'record')} across all legs, oldest waiting {oldest:,.0f} s; {count_of(len(now['lag']), 'partition')}"
-    caption += f"; up {now['uptime_seconds']:,.0f} s"
-    if (wanted := now["lanes"]["wanted"]) > 1:
-        caption += f"; {now['lanes']['working']} of {wanted} lanes"
-    for copied in now.get("ledger_tables", {}).values():
-        caption += f"\nledger table: {escape(copied['message'])}" if copied["message"] else ""
-    title = f"pipeline {now['pipeline']}"
-    table = Table("leg", "state", "waiting", "rows in", "rows out", "rows/s", "last batch", "message", title=title, caption=caption)
-    for name, leg in now["legs"].items():
-        totals, last = leg["totals"], leg["last_batch"]
-        earlier = before["legs"][name]["totals"].get("rows_in", 0) if before and name in before["legs"] else None
-        seconds = now["at"] - before["at"] if before else 0.0
-        pace = leg["rows_per_second"] if earlier is None else (totals.get("rows_in", 0) - earlier) / max(seconds, 1e-3)
-        rate = f"{pace:,.0f}" if pace is not None else ""
-        waiting = f"{leg['waiting']:,}" + (f", {leg['waiting_seconds']:,.0f} s" if leg["waiting"] else "")
-        batch = f"{last['counts'].get('rows_in', 0):,} rows, {last['seconds'] * 1000:,.0f} ms" if last else ""
-        table.add_row(
-            name, leg["state"], waiting, f"{totals.get('rows_in', 0):,}", f"{totals.get('rows_out', 0):,}", rate, batch, leg["message"]
-        )
-    return table
+    show_status(file or only_pipeline_file(), watch, as_json)
 
 
 for command in (
+    run_commands.run,
+    log_commands.logs,
+    tap_commands.tap,
     lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,
@@ -294,7 +176,7 @@ app.add_typer(plan_commands.app, name="plan")
 
 @app.command()
 def delete(
-    file: File,
+    file: NamedFile,
     keep_table: Annotated[bool, typer.Option("--keep-table", help="Keep the ClickHouse table.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
@@ -358,3 +240,6 @@ def demo(
     with errors_as_exit():
         code = show(example, Recipe(seed, size, duplicate_share, bad_share), count, cluster, kill)
     raise typer.Exit(code)
+
+
+add_examples(app)

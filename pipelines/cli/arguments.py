@@ -17,6 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
+from pipelines.cli.default_file import VARIABLE, only_pipeline_file
 from pipelines.config import PipelineConfig
 from pipelines.errors import ConfigurationError, TallyflowError
 from pipelines.home import default_home
@@ -26,7 +27,19 @@ from pipelines.protocol.naming import Names
 if TYPE_CHECKING:
     from pipelines.protocol.topology import LegId
 
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="The pipeline file (YAML or JSON).",
+        exists=True,
+        dir_okay=False,
+        envvar=VARIABLE,
+        default_factory=only_pipeline_file,
+        show_default="the only one in this directory",
+    ),
+]
+NamedFile = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
+"""The file of a command with arguments behind it: which of them were left out could not be told."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

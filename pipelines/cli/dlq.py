@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, err, errors_as_exit, out, print_json, progress_bar, since_instant, utc
+from pipelines.cli.arguments import AsJson, File, NamedFile, err, errors_as_exit, out, print_json, progress_bar, since_instant, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 
@@ -134,6 +134,8 @@ def list_dead_letters(
     """List dead letters by position, without their contents."""
     with dead_letters(file) as reader:
         found, count = reader.list(selection(stage, group, since, until, key, state), limit)
+        if not count and group is not None:
+            show_unknown_group(reader, group)
     rows = found.to_pylist()
     if as_json:
         print_json({"letters": [_plain(row) for row in rows], "selected": count})
@@ -157,9 +159,21 @@ def list_dead_letters(
     out.print(table)
 
 
+def show_unknown_group(reader: "DeadLetters", group: str) -> bool:
+    """Name the groups that there are, if `group` is none of them; return whether it is none."""
+    known = reader.causes()
+    if any(each.fingerprint == group for each in known):
+        return False
+    named = "; ".join(f"{each.fingerprint} ({count_of(each.letters, 'dead letter')}, {each.stage}: {each.code})" for each in known[:10])
+    more = f"; and {len(known) - 10:,} more" if len(known) > 10 else ""
+    there = f"the groups are {named}{more}" if known else "there is no dead letter"
+    err.print(f"there is no group {group}; {there}", markup=False, highlight=False)
+    return True
+
+
 @app.command()
 def show(
-    file: File,
+    file: NamedFile,
     position: Annotated[str, typer.Argument(help="Raw position of the dead letter, such as 17.3, as `list` and `groups` show it.")],
     as_json: AsJson = False,
 ) -> None:

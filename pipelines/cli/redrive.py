@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from pipelines.cli import dlq
-from pipelines.cli.arguments import AsJson, File, directory_of, err, errors_as_exit, out, print_json, progress_bar
+from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, print_json, progress_bar
 from pipelines.cli.dlq import GroupName, Key, Since, Stage, State, Until
 from pipelines.config import load
 from pipelines.counts import count_of
@@ -96,7 +96,7 @@ def reprocess(
     with _reprocessing(file) as work:
         outcome = work.enter(chosen)
     _show(outcome, "redriven; the pipeline processes them when it runs", as_json)
-    _show_missing(chosen, outcome)
+    _show_missing(file, chosen, outcome)
 
 
 @app.command()
@@ -129,12 +129,12 @@ def discard(
     with _reprocessing(file) as work:
         outcome = work.discard(chosen, reason)
     _show(outcome, "discarded", as_json, copies_dropped=copies)
-    _show_missing(chosen, outcome)
+    _show_missing(file, chosen, outcome)
 
 
 @app.command()
 def export(
-    file: File,
+    file: NamedFile,
     target: Target,
     stage: Stage = None,
     group: GroupName = None,
@@ -156,7 +156,7 @@ def export(
 
 
 @app.command("import")
-def import_dead_letters(file: File, source: Source, as_json: AsJson = False) -> None:
+def import_dead_letters(file: NamedFile, source: Source, as_json: AsJson = False) -> None:
     """Redrive the dead letters of an edited export file, each with its edited content."""
     from pipelines.dead_letters.export_file import read_edited
 
@@ -182,7 +182,7 @@ def _show(outcome: "Outcome", done: str, as_json: bool, **more: int) -> None:
         err.print(f"{count_of(count, 'dead letter')} skipped: {why[state]}", highlight=False)
 
 
-def _show_missing(chosen: "Selection", outcome: "Outcome") -> None:
+def _show_missing(file: Path, chosen: "Selection", outcome: "Outcome") -> None:
     """Report a selection that matches nothing, and positions without a dead letter."""
     selected = outcome.taken + sum(outcome.left.values())
     if chosen.positions and selected < len(chosen.positions):
@@ -190,7 +190,16 @@ def _show_missing(chosen: "Selection", outcome: "Outcome") -> None:
             f"no dead letter at {len(chosen.positions) - selected:,} of {count_of(len(chosen.positions), 'position')}", highlight=False
         )
     elif not selected and any(value is not None for value in vars(chosen).values()):
-        err.print(NOTHING_FITS, highlight=False)
+        _show_nothing(file, chosen)
+
+
+def _show_nothing(file: Path, chosen: "Selection") -> None:
+    """Report that nothing matches, and the groups that there are where the wanted one is none of them."""
+    if chosen.fingerprint is not None:
+        with dlq.dead_letters(file) as reader:
+            if dlq.show_unknown_group(reader, chosen.fingerprint):
+                return
+    err.print(NOTHING_FITS, highlight=False)
 
 
 def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
@@ -206,7 +215,7 @@ def _rehearse(file: Path, chosen: "Selection", as_json: bool) -> None:
         return
     _show_rehearsal(rehearsal)
     if not rehearsal.letters:
-        err.print(NOTHING_FITS, highlight=False)
+        _show_nothing(file, chosen)
 
 
 def _show_rehearsal(rehearsal: "Rehearsal") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress_bar, utc
+from pipelines.cli.arguments import AsJson, File, NamedFile, errors_as_exit, out, print_json, progress_bar, utc
 from pipelines.config import load
 from pipelines.counts import count_of
 from pipelines.home import default_home
@@ -69,7 +69,7 @@ def _extent(entries: int, size: int, runs: int) -> tuple[str, str, str, str]:
 
 
 def why(
-    file: File,
+    file: NamedFile,
     key: Annotated[list[str], typer.Argument(help="The value of each key field, in the order of the pipeline file.")],
     as_json: AsJson = False,
 ) -> None:

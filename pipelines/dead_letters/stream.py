@@ -55,6 +55,10 @@ class DeadLetters:
         """Return the groups, with the copies that dedup dropped in favor of the dead letters; `progress` counts the raw frames."""
         return groups(self._with_copies(selection, progress), selection)
 
+    def causes(self) -> "list[Group]":
+        """Return every group, whatever the state of its dead letters, without the copies that dedup dropped in favor of them."""
+        return groups(self._dead_letters(), Selection())
+
     def list(self, selection: Selection, limit: int) -> tuple[pa.Table, int]:
         return listed(self._dead_letters(), selection, limit)
 

@@ -48,6 +48,8 @@ class Pace(Rounds):
 
     def __init__(self, log: JetStream, names: Names, topology: Topology, sources: Mapping[LegId, Source]) -> None:
         self.legs: Mapping[LegId, LegPace] = {}
+        self.dead_letters = 0
+        """The dead letters that have neither entered again nor been discarded."""
         self._log, self._names, self._topology, self._sources = log, names, topology, sources
         self._taken: deque[tuple[float, dict[LegId, int]]] = deque()
         super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
@@ -57,7 +59,8 @@ class Pace(Rounds):
         try:
             # Downstream first, as the tally does: no leg seems to have read what the legs upstream have not written.
             chains = {leg: read_chain(self._log, self._names, chain_of(leg)) for leg in self._topology.downstream_first}
-            account = {leg.leg: leg for leg in from_chains(self._topology, chains, chains[REDRIVE]).legs}
+            tallied = from_chains(self._topology, chains, chains[REDRIVE])
+            account = {leg.leg: leg for leg in tallied.legs}
             lags = {leg: self._lag(leg, chains[leg], account[leg].waiting) for leg in self._topology.legs}
         except TallyflowError:
             return
@@ -67,6 +70,7 @@ class Pace(Rounds):
             self._taken.popleft()
         since, first = self._taken[0]
         rates = {leg: (taken[leg] - first[leg]) / (now - since) for leg in taken} if now > since else {}
+        self.dead_letters = tallied.dead_letters.waiting
         self.legs = {leg: LegPace(*lags[leg], rates.get(leg)) for leg in taken}
 
     def _lag(self, leg: LegId, chain: ChainState[Plan, Done], rows: int) -> tuple[int, float]:

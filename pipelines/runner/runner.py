@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -39,8 +39,7 @@ from pipelines.engine.coordinator import Coordinator, LegView
 from pipelines.engine.run_spec import RunSpec, resolved_digest
 from pipelines.engine.session import check_answers, is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, RetryableError
-from pipelines.host import RESERVED_FILES, raise_file_limit, remedy
-from pipelines.key_store.store import RUNS_PER_BUCKET
+from pipelines.host import raise_file_limit, remedy
 from pipelines.private import private_directory
 from pipelines.process import stage_config
 from pipelines.process.compile import compile_program
@@ -49,16 +48,21 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import SINK, LegId
 from pipelines.rollups.fills import RollupFills, fills_of
 from pipelines.runner.caught_up import has_reached_the_end
 from pipelines.runner.epochs import Epochs
+from pipelines.runner.events import Event, Report, ignore, step
 from pipelines.runner.halts import halts_noted
 from pipelines.runner.lookup_tables import LookupTables
+from pipelines.runner.options import RunOptions, files_needed
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
 from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.runner.spark_engine import SparkEngine
+from pipelines.runner.summary import duration, summary
+from pipelines.runner.waits import system_of
 from pipelines.sink.ledger_copier import LedgerCopier
 from pipelines.sink.waiting import check_waiting
 
@@ -73,28 +77,6 @@ class Service(Protocol):
     def start(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run: the legs, whether to exit when Kafka's present end is confirmed, and how long to wait for systems at startup.
-
-    `legs`: empty for all legs of the pipeline. `accept`: without the rejection limit. `properties`: Spark's own file of
-    settings for the master.
-    """
-
-    legs: tuple[LegId, ...] = ()
-    until_caught_up: bool = False
-    connect_seconds: float = 60.0
-    master: str | None = None
-    accept: bool = False
-    properties: Path | None = None
-
-
-def files_needed(config: PipelineConfig) -> int:
-    """Return how many files each process of a run may open: a segment of the key store is mapped from its own file."""
-    has_store = any(transform.type == "dedup" for transform in config.transforms)
-    return RESERVED_FILES + (config.buckets * RUNS_PER_BUCKET if has_store else 0)
 
 
 class Runner:
@@ -134,7 +116,17 @@ class Runner:
         self.waits_for = ""
         """Why the start is waiting before any leg is built, and what to do; else empty."""
         self._waiting_service: Service | None = None
+        self.report: Report = ignore
+        """Takes the events of the run that are no notes for `announce`."""
+        self.log_path = ""
+        """The log of this run on this host, for `status.json`; empty if none is kept."""
+        self.on_directory: Callable[[], None] = lambda: None
+        """Called once the start has passed its checks, when the pipeline's directory is there: before Spark starts."""
         self.on_start: Callable[[Runner], Service] | None = None
+        self.on_ready: Callable[[Runner], Sequence[Service]] | None = None
+        """Makes the services that live as long as the legs work."""
+        self._beside: Sequence[Service] = ()
+        self._tally_before: Tally | None = None
         self._engine = engine or SparkEngine()
         self._session: SparkSession | None = None
         self._epochs: Epochs | None = None
@@ -159,11 +151,13 @@ class Runner:
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
             self._announce(note)
         private_directory(self.directory)
+        self.on_directory()
         service: Service | None = None
         try:
             with halts_noted(self, self._text):
                 # A dead holder's leases are waited for: Spark starts meanwhile.
-                self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
+                with step(self.report, "taking the leases", f"leases taken: {', '.join(self.options.legs)}"):
+                    self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
                 forget_halts(self.directory, self.options.legs)
                 self._make_own_directory()
                 service = self.on_start(self) if self.on_start else None
@@ -179,10 +173,12 @@ class Runner:
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
                 self.stop_on_signals()
+                self._tally_before = tally(self.log, self.names, self.topology)
                 self._epochs = epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
-                epochs.start()
+                with step(self.report, "starting the legs", "legs started"):
+                    epochs.start()
                 self._keep_retention()
-                self.is_ready = True
+                self._become_ready()
                 self._watch(session, epochs)
         except (Py4JError, OSError) as error:
             if isinstance(error, OSError) and (to_do := remedy(error)):
@@ -218,9 +214,10 @@ class Runner:
             self._end_waiting()
 
     def _prepare(self, sinks: Mapping[LegId, Sink]) -> Prepared:
-        prepared = prepare(self.config, self.log, self.sources, sinks)
-        self._fetch_tables(prepared)
-        check_answers(self.options.master)
+        with step(self.report, "checking Kafka, NATS and ClickHouse", "Kafka, NATS and ClickHouse answer"):
+            prepared = prepare(self.config, self.log, self.sources, sinks)
+            self._fetch_tables(prepared)
+            check_answers(self.options.master)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
@@ -236,8 +233,9 @@ class Runner:
         self.lookups.fetch_first(compile_program(self.config, [*prepared.tables.values()]).lookups)
 
     def _wait_for(self, error: BaseException | None) -> None:
-        """Report what the start waits for: a message each time, and from the first time on at `/status`."""
-        self._announce(f"waiting: {error}")
+        """Report what the start waits for: a message for each system, and from the first time on at `/status`."""
+        if not self.waits_for or system_of(str(error)) != system_of(self.waits_for):
+            self.report(Event("waiting", f"waiting: {error}", {"for": system_of(str(error))}))
         self.waits_for = (
             f"{error}; the start waits at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
             "the pipeline file"
@@ -284,7 +282,8 @@ class Runner:
             os.environ[RUNNER_PID_VARIABLE] = str(os.getpid())
             name, master, legs = f"tallyflow-{self.config.pipeline_id}", self.options.master, self.options.legs
             tasks = len(legs) + self.config.lanes - 1
-            self._session = self._engine.open(name, self.own_directory, master, self.options.properties, tasks)
+            with step(self.report, "starting Spark", "Spark started"):
+                self._session = self._engine.open(name, self.own_directory, master, self.options.properties, tasks)
         return self._session
 
     def _write_run(self, prepared: Prepared) -> RunSpec:
@@ -339,6 +338,15 @@ class Runner:
         self.pace.start()
         if self.lookups is not None:
             self.lookups.start()
+
+    def _become_ready(self) -> None:
+        self.is_ready = True
+        states = {leg: view.status.state for leg, view in self.legs.items()}
+        took = duration(time.time() - self.started_at)
+        self.report(Event("ready", f"ready after {took}: {', '.join(f'{leg} {state}' for leg, state in states.items())}", {"legs": states}))
+        self._beside = self.on_ready(self) if self.on_ready else ()
+        for service in self._beside:
+            service.start()
 
     def _watch(self, session: SparkSession, epochs: Epochs) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
@@ -395,13 +403,16 @@ class Runner:
         A step that fails is reported and does not prevent the others: the run's own outcome is more important.
         """
         self.stop_requested.set()
-        for step in self._last_steps():
+        self.report(Event("begin", "stopping: batches in work are finished"))
+        for last_step in self._last_steps():
             try:
-                step()
+                last_step()
             except Exception as error:
                 self._announce(f"while stopping: {type(error).__name__}: {error}")
 
     def _last_steps(self) -> Iterator[Callable[[], object]]:
+        for service in self._beside:
+            yield service.close
         if self._epochs is not None:
             yield self._epochs.stop
         if self.retention is not None:
@@ -420,7 +431,14 @@ class Runner:
             yield fills.close
         for lease in self.leases.values():
             yield lease.release
+        if self._tally_before is not None:
+            yield self._report_tally
         yield self.log.close
+
+    def _report_tally(self) -> None:
+        if self._tally_before is not None:
+            now = tally(self.log, self.names, self.topology)
+            self.report(summary(self._tally_before, now, self.options.legs, time.time() - self.started_at))
 
     def _end_copying(self, copier: LedgerCopier) -> None:
         if left := copier.close():

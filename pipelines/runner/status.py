@@ -249,7 +249,8 @@ class StatusServer:
         """Start serving, and write port, pid and the pid's start mark, so that a reused pid is not taken for the runner."""
         self._thread.start()
         path = self._runner.own_directory / STATUS_FILE
-        facts = {"pid": os.getpid(), "mark": start_mark(os.getpid()), "port": self.port, "legs": self._runner.options.legs}
+        runner, pid = self._runner, os.getpid()
+        facts = {"pid": pid, "mark": start_mark(pid), "port": self.port, "legs": runner.options.legs, "log": runner.log_path}
         write_whole(path, json.dumps(facts))
 
     def close(self) -> None:

@@ -52,16 +52,18 @@ def up(
 
 @app.command()
 def down(
+    servers: Annotated[list[str] | None, typer.Argument(metavar="[SERVER]...", help="Only these: kafka, nats, clickhouse.")] = None,
     home: Home = None,
     purge: Annotated[bool, typer.Option("--purge", help="Delete all that the servers hold, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --purge.")] = False,
 ) -> None:
-    """Stop the servers; their data stays."""
+    """Stop the servers, or some of them; their data stays."""
     stack = _stack(home)
     if purge and not yes:
-        typer.confirm(f"Delete all topics, streams and tables under {stack.home}?", abort=True)
+        what = f"the data of {', '.join(servers)}" if servers else "all topics, streams and tables"
+        typer.confirm(f"Delete {what} under {stack.home}?", abort=True)
     with errors_as_exit(), _live_progress() as progress:
-        stack.down(progress, purge=purge)
+        stack.down(progress, purge=purge, names=servers or ())
 
 
 @app.command()

@@ -6,7 +6,7 @@ any number of `up` and `down` may run at once; the next `up` repairs a server th
 
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,16 +133,19 @@ class LocalStack:
             self._ensure_all([self._make(name, ports[name], passwords[name]) for name in asked], progress)
         return self.addresses()
 
-    def down(self, progress: Progress = ignore_progress, purge: bool = False) -> None:
-        """Stop all servers, one after the other, and wait until none of their processes is left.
+    def down(self, progress: Progress = ignore_progress, purge: bool = False, names: Collection[str] = ()) -> None:
+        """Stop all servers, or those with these `names`, one after the other, and wait until none of their processes is left.
 
-        `purge` deletes their data, and the ClickHouse users, but not the ports and the passwords made for them.
+        `purge` deletes their data, and the ClickHouse users, but not the ports and the passwords made for them. Raise LocalServerError for
+        a name that no server has.
         """
+        if unknown := [name for name in names if name not in self._kinds]:
+            raise LocalServerError(f"stopping {', '.join(unknown)}: there are {', '.join(self._kinds)}")
         if not self._directory.exists():
             return
         with self._locked(progress):
             ports = keep_ports(self._ports_path, self._kinds)
-            for name in reversed(self._kinds):
+            for name in (name for name in reversed(self._kinds) if not names or name in names):
                 self._make(name, ports[name], "").end(progress)
                 if purge and (self._directory / name).exists():
                     shutil.rmtree(self._directory / name)

@@ -81,7 +81,7 @@ def test_run_delivers_status_shows_it_and_stop_ends_it(case: PipelineCase) -> No
 def test_a_signal_while_the_start_waits_ends_it(case: PipelineCase) -> None:
     process = case.start("--connect-timeout", "300", NATS_URL="nats://127.0.0.1:1", KAFKA_BOOTSTRAP="127.0.0.1:1")
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("waiting: ")
+    assert " WARNING waiting: " in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_SECONDS) == 0
     assert "Traceback" not in process.communicate()[1]

@@ -90,7 +90,7 @@ def test_an_absent_letter_and_a_bad_position_are_reported(filled: PipelineCase) 
 def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -> None:
     nothing = "no dead letter matches; `tallyflow dlq groups FILE` and `tallyflow dlq list FILE` show all of them"
     for arguments in (["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
-        reported = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "0123456789ab")
+        reported = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--stage", "dedup")
         assert (reported.exit_code, reported.stderr.strip()) == (0, nothing), reported.output
     missing = filled.invoke("dlq", "reprocess", str(filled.file), "--position", "9999.0", "--position", "9999.1")
     assert missing.stderr.strip() == "no dead letter at 2 of 2 positions"
@@ -101,6 +101,17 @@ def test_empty_and_contradictory_selections_are_reported(filled: PipelineCase) -
     stages = "parse, compute, dedup, filter, join, lookup, pyspark, python, transform, sink"
     assert (refused.exit_code, stages in unboxed(refused.stderr)) == (2, True), refused.output
     assert dlq(filled, "list")["selected"] == 5
+
+
+def test_an_unknown_group_is_answered_with_those_there_are(filled: PipelineCase) -> None:
+    largest, *_ = dlq(filled, "groups")
+    known = f"there is no group nope; the groups are {largest['fingerprint']} (2 dead letters, parse: wrong_type); "
+    for arguments in (["list"], ["reprocess"], ["reprocess", "--dry-run"], ["discard", "--reason", "a test"]):
+        reported = filled.invoke("dlq", arguments[0], str(filled.file), *arguments[1:], "--group", "nope")
+        assert " ".join(reported.stderr.split()).startswith(known), reported.output
+        assert reported.stderr.count("1 dead letter, parse: ") == 3
+    by_another_stage = filled.invoke("dlq", "list", str(filled.file), "--group", largest["fingerprint"], "--stage", "dedup")
+    assert (by_another_stage.exit_code, by_another_stage.stderr) == (0, "")
 
 
 def test_instants_are_those_that_tally_takes(filled: PipelineCase) -> None:

@@ -9,6 +9,7 @@ from pipelines.protocol.naming import ROLES
 pytestmark = pytest.mark.integration
 
 COMMANDS = [
+    ["tap"],
     ["tally"],
     ["tally", "--since", "1h"],
     ["audit"],

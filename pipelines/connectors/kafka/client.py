@@ -174,7 +174,11 @@ class KafkaTopic:
             halts = [halt for e in self._errors if isinstance(halt := map_error(doing, e, self._classes), HaltError)]
             if halts:
                 raise halts[0] from error
-            mapped = RetryableError(f"{doing}: no answer") if isinstance(error, TimeoutError) else map_error(doing, error, self._classes)
+            mapped = (
+                RetryableError(f"{doing}: Kafka gave no answer")
+                if isinstance(error, TimeoutError)
+                else map_error(doing, error, self._classes)
+            )
             reasons = [e.str() for e in self._errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
             if isinstance(mapped, RetryableError) and reasons:
                 text = f"{doing}: Kafka did not answer: {reasons[-1]}; retrying, check that the brokers are running"

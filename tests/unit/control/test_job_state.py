@@ -10,9 +10,9 @@ import pytest
 from pipelines.control.control import Desired, by_halt, forget_halts, note_halt, note_stop, read_desired, read_halts, write_desired
 from pipelines.control.job_state import summarize
 from pipelines.control.processes import host_mark, start_mark
+from pipelines.control.runner_log import KEPT_LOGS, bound_log, event_json, event_lines, last_message, new_log
 from pipelines.protocol.topology import Topology
 from pipelines.testing import LEGS, SINGLE
-from resources.runner_log import KEPT_LOGS, bound_log, last_message, new_log
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TEN_MINUTES = timedelta(minutes=10)
@@ -128,6 +128,29 @@ def test_the_last_words_are_the_last_message_with_its_faults(tmp_path: Path) -> 
     assert last_message(log) == "waiting: b"
 
 
+AT = datetime(2026, 11, 25, 3, 14, 5, 120_000, tzinfo=UTC)
+
+
+def test_events_are_lines_with_their_time_and_level() -> None:
+    lines = "2026-11-25T03:14:05.120Z WARNING ended:\n2026-11-25T03:14:05.120Z WARNING   sink: 3\n"
+    assert event_lines(AT, "warning", "ended:\n  sink: 3") == lines
+    line = '{"at": "2026-11-25T03:14:05.120+00:00", "level": "info", "message": "ready", "event": "ready"}\n'
+    assert event_json(AT, "info", "ready", {"event": "ready"}) == line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_steps_are_the_state_of_a_start_and_no_last_words(tmp_path: Path, as_json: bool) -> None:
+    def line(level: str, message: str) -> str:
+        return event_json(AT, level, message, {}) if as_json else event_lines(AT, level, message)
+
+    log = tmp_path / "runner.log"
+    log.write_text(line("warning", "waiting: NATS did not answer") + line("info", "Spark started (3.1 s)"))
+    assert last_message(log, with_progress=True) == "Spark started (3.1 s)"
+    assert last_message(log) == "waiting: NATS did not answer"
+    log.write_text(line("info", "Spark started (3.1 s)"))
+    assert last_message(log) == ""
+
+
 def test_a_log_cut_to_its_end_is_still_written(tmp_path: Path) -> None:
     log = tmp_path / "runner.log"
     with log.open("ab", buffering=0) as writer:
@@ -142,3 +165,9 @@ def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
     for _ in range(8):
         new_log(tmp_path).touch()
     assert len([*tmp_path.glob("logs/*.log")]) == KEPT_LOGS
+    used = new_log(tmp_path, "run")
+    used.touch()
+    for _ in range(8):
+        new_log(tmp_path, "run", [used]).touch()
+    assert used.exists()
+    assert len([*tmp_path.glob("logs/runner-*.log")]) == KEPT_LOGS

@@ -115,6 +115,17 @@ def test_purge_deletes_what_the_servers_hold_but_not_the_ports(tmp_path: Path) -
     assert stack.addresses().clickhouse_password == "c-secret"
 
 
+def test_down_stops_the_named_servers_only(tmp_path: Path) -> None:
+    set_up(tmp_path)
+    for name in ("kafka", "nats"):
+        (tmp_path / "servers" / name).mkdir()
+    home = ["--home", str(tmp_path)]
+    assert CliRunner().invoke(app, ["down", "kafka", "--purge", "--yes", *home]).exit_code == 0
+    assert [path.name for path in sorted((tmp_path / "servers").glob("[kn]*[as]"))] == ["nats"]
+    unknown = CliRunner().invoke(app, ["down", "kafak", *home])
+    assert (unknown.exit_code, "stopping kafak: there are kafka, nats, clickhouse" in unknown.stderr) == (1, True)
+
+
 def test_env_prints_exports_or_json(tmp_path: Path) -> None:
     set_up(tmp_path)
     plain = CliRunner().invoke(app, ["env", "--home", str(tmp_path)])
