@@ -25,6 +25,7 @@ from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import test as test_commands
+from pipelines.cli import types as types_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, announce, directory_of, err, errors_as_exit, out, selected
 from pipelines.config import json_schema, load, notes
@@ -280,6 +281,7 @@ for command in (
     preview_commands.preview,
     diff_commands.diff,
     test_commands.test,
+    types_commands.types,
     dagster_commands.dagster,
     dashboard_commands.dashboard,
     audit_commands.tally,
