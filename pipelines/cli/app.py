@@ -19,6 +19,7 @@ from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
+from pipelines.cli import init as init_commands
 from pipelines.cli import lint as lint_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
@@ -277,6 +278,7 @@ def _status_table(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 for command in (
+    init_commands.init,
     lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,

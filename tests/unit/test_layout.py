@@ -18,7 +18,7 @@ OWN = ("pipelines", "resources", "dagster_project", "sql")
 ROOMS = (
     *("types", "error_classes", "expressions", "functions", "protocol", "key_store", "lookups", "config", "connectors", "rollups"),
     *("control", "engine"),
-    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "dashboard", "demo", "cli"),
+    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "init", "dashboard", "demo", "cli"),
 )
 """Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""
 
