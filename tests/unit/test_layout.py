@@ -4,6 +4,7 @@ import ast
 import builtins
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -133,6 +134,12 @@ def room(module: str) -> str:
 
 def test_the_rooms_are_the_packages() -> None:
     assert set(ROOMS) == {path.parent.name for path in (ROOT / "pipelines").glob("*/__init__.py")}
+
+
+def test_a_wheel_has_every_package_and_no_other() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    made = {path.parent for own in OWN for path in (ROOT / own).rglob("__init__.py")} | {path.parent for path in (ROOT / "sql").rglob("*.sql")}
+    assert {*settings["packages"]} == {".".join(path.relative_to(ROOT).parts) for path in made}
 
 
 def test_every_pure_module_is_there() -> None:
