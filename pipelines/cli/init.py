@@ -1,18 +1,19 @@
 """The command that writes a first pipeline file from a sample of records."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as Shown
+from rich.table import Table as Columns
 
 from pipelines.cli.arguments import AsJson, announce, err, errors_as_exit, leave_out_pandas, out, print_json
 from pipelines.counts import count_of
 from pipelines.errors import SampleError
 
 if TYPE_CHECKING:
+    from pipelines.connectors.sinks import Table
     from pipelines.init.columns import Column
     from pipelines.init.file_text import Place
     from pipelines.init.records import Sample
@@ -26,6 +27,29 @@ _LOGIN = {
     "password": "${KAFKA_SASL_PASSWORD:-}",
 }
 _ADDRESS = re.compile(r"(?P<host>\$\{[^}]*\}|\[[^]]+\]|[^:]+):(?P<port>\$\{[^}]*\}|[0-9]+)")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What options and answers say. `asks_table`: ClickHouse is asked whether the table exists."""
+
+    topic: str
+    brokers: str
+    clickhouse: str
+    database: str
+    table: str
+    from_file: Path | None
+    most: int
+    asks_table: bool
+
+    def place(self) -> "Place":
+        from pipelines.init.file_text import Place
+
+        if not (parts := _ADDRESS.fullmatch(self.clickhouse)):
+            raise typer.BadParameter(f"{self.clickhouse!r} is not host:port", param_hint="--clickhouse")
+        login = {"username": "${CLICKHOUSE_USER:-default}", "password": "${CLICKHOUSE_PASSWORD:-}"}
+        server = {"host": parts["host"].strip("[]"), "port": parts["port"], "database": self.database, **login}
+        return Place(_pipeline_id(self.topic), self.topic, {"brokers": self.brokers, **_LOGIN}, server, self.table)
 
 
 def init(
@@ -68,23 +92,28 @@ def init(
     asks = not (yes or as_json)
     with errors_as_exit():
         topic = topic or _asked("Topic", from_file.stem if from_file else "", asks, "--topic")
-        brokers = brokers or _asked("Brokers", _KAFKA, asks and not from_file)
-        address = clickhouse or _asked("ClickHouse, host:port over HTTP", _CLICKHOUSE, asks and not from_file)
-        table = table or _asked("Table", _identifier(topic), asks)
+        choice = _Choice(
+            topic,
+            brokers or _asked("Brokers", _KAFKA, asks and not from_file),
+            clickhouse or _asked("ClickHouse, host:port over HTTP", _CLICKHOUSE, asks and not from_file),
+            database,
+            table or _asked("Table", _identifier(topic), asks),
+            from_file,
+            sample,
+            asks_table=from_file is None or clickhouse is not None,
+        )
         file = file or Path(f"{_file_name(topic)}.yaml")
-        written = [file, file.with_suffix(".sql")]
-        _check_free(written, force)
-        place, taken, found = _sampled(topic, brokers, address, (database, table), from_file, sample, bool(clickhouse))
-        dedup = (dedup_key, dedup_window) if dedup_key else None
-        if found is not None:
-            place = replace(place, creates=False)
-        made = draft(place, taken, found, dedup)
+        _check_free([file, file.with_suffix(".sql")], force)
+        place, taken, found = _sampled(choice)
+        made = draft(place, taken, found, (dedup_key, dedup_window) if dedup_key else None)
         if asks:
             _print_fields(made, taken)
+            if not dedup_key and (key := _asked_key(made)):
+                made = draft(place, taken, found, (key, dedup_window))
             typer.confirm(f"Write {file}?", default=True, abort=True)
-        file.write_text(made.text, encoding="utf-8")
+        _write(file, made.text, force)
         if made.statement:
-            written[1].write_text(made.statement, encoding="utf-8")
+            _write(file.with_suffix(".sql"), made.statement, force)
     if as_json:
         print_json(_document(made, taken, file))
         return
@@ -100,6 +129,12 @@ def _asked(what: str, default: str, asks: bool, option: str = "") -> str:
     if not default:
         raise typer.BadParameter("is required", param_hint=option)
     return default
+
+
+def _asked_key(made: "Draft") -> str:
+    """Return the field by which copies are dropped; empty to keep all, and if no field is likely."""
+    key = str(typer.prompt("Drop copies by this field (none: keep all)", default="none")) if made.keys else "none"
+    return "" if key == "none" else key
 
 
 def _identifier(topic: str) -> str:
@@ -122,30 +157,34 @@ def _check_free(files: list[Path], force: bool) -> None:
         raise SampleError(f"writing {' and '.join(taken)}: already there; name another file, or overwrite with --force")
 
 
-def _sampled(
-    topic: str, brokers: str, address: str, target: tuple[str, str], from_file: Path | None, most: int, asks_table: bool
-) -> "tuple[Place, Sample, Any]":
+def _write(file: Path, text: str, force: bool) -> None:
+    """Write a file. Raise SampleError if it cannot be written; without `force` also if somebody has made it meanwhile."""
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except OSError as error:
+        raise SampleError(f"writing {file}: {error.strerror}") from error
+
+
+def _sampled(choice: _Choice) -> "tuple[Place, Sample, Table | None]":
     """Return the place, the sample, and the facts of the table if it exists; only what is needed is connected to."""
-    from pipelines.init.file_text import Place
     from pipelines.init.records import of_lines, of_topic
     from pipelines.init.run import config_of, existing_table
 
-    if not (parts := _ADDRESS.fullmatch(address)):
-        raise typer.BadParameter(f"{address!r} is not host:port", param_hint="--clickhouse")
-    kafka = {"brokers": brokers, **_LOGIN}
-    login = {"username": "${CLICKHOUSE_USER:-default}", "password": "${CLICKHOUSE_PASSWORD:-}"}
-    server = {"host": parts["host"].strip("[]"), "port": parts["port"], "database": target[0], **login}
-    place = Place(_pipeline_id(topic), topic, kafka, server, target[1])
-    config = config_of(place, reads_topic=from_file is None)
-    if from_file is None:
-        announce(f"reading up to {count_of(most, 'record')} of {topic}")
-        return place, of_topic(config.sources[0], most), existing_table(config)
-    with from_file.open("rb") as lines:
-        return place, of_lines(str(from_file), lines, most), existing_table(config) if asks_table else None
+    place, file = choice.place(), choice.from_file
+    config = config_of(place, reads_topic=file is None)
+    if file is None:
+        announce(f"reading up to {count_of(choice.most, 'record')} of {choice.topic}")
+        taken = of_topic(config.sources[0], choice.most)
+    else:
+        with file.open("rb") as lines:
+            taken = of_lines(str(file), lines, choice.most)
+    found = existing_table(config) if choice.asks_table else None
+    return replace(place, creates=found is None), taken, found
 
 
 def _print_fields(made: "Draft", taken: "Sample") -> None:
-    shown = Shown("field", "type", "null", "distinct", "column", "example", box=None)
+    shown = Columns("field", "type", "null", "distinct", "column", "example", box=None)
     for column in made.columns:
         facts = column.facts
         kinds = ", ".join(facts.kinds) or "null"

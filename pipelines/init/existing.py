@@ -1,6 +1,7 @@
 """The columns of a table that exists: which field fills which, as the type that the table has."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,8 +23,10 @@ def fitted(chooser: Chooser, columns: Sequence[Column], table: Table) -> tuple[l
     free = {_plain(column.name): column for column in table.columns if column.default_kind in ("", "DEFAULT")}
     free = {name: column for name, column in free.items() if not column.name.startswith("_tf_")}
     found = []
+    last_keys = Counter(_plain(column.facts.path[-1]) for column in columns)
     for column in columns:
-        wanted = free.pop(_plain(column.facts.name), None) or free.pop(_plain(column.facts.path[-1]), None)
+        last = _plain(column.facts.path[-1])
+        wanted = free.pop(_plain(column.facts.name), None) or (free.pop(last, None) if last_keys[last] == 1 else None)
         if wanted is None:
             found.append(replace(column, type="", notes=(f"the table has no column {column.name}",)))
         elif not column.facts.kinds:

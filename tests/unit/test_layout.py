@@ -138,7 +138,8 @@ def test_the_rooms_are_the_packages() -> None:
 
 def test_a_wheel_has_every_package_and_no_other() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    made = {path.parent for own in OWN for path in (ROOT / own).rglob("__init__.py")} | {path.parent for path in (ROOT / "sql").rglob("*.sql")}
+    made = {path.parent for own in OWN for path in (ROOT / own).rglob("__init__.py")}
+    made |= {path.parent for path in (ROOT / "sql").rglob("*.sql")}
     assert {*settings["packages"]} == {".".join(path.relative_to(ROOT).parts) for path in made}
 
 

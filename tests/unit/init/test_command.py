@@ -86,14 +86,22 @@ def test_the_json_holds_fields_keys_and_outcomes(sample: Path) -> None:
 
 
 def test_questions_have_defaults_and_the_file_waits_for_a_yes(sample: Path) -> None:
-    asked = run("init", "--from-file", str(sample), answers="clicks\nclicks_of_shop\nn\n")
+    asked = run("init", "--from-file", str(sample), answers="clicks\nclicks_of_shop\nnone\nn\n")
     assert asked.exit_code == 1
     assert "Topic [sample]: " in asked.output
     assert "Table [clicks]: " in asked.output
+    assert "Drop copies by this field (none: keep all) [none]: " in asked.output
     assert "Write clicks.yaml? [Y/n]: " in asked.output
     assert not Path("clicks.yaml").exists()
-    assert run("init", "--from-file", str(sample), answers="clicks\nclicks_of_shop\n\n").exit_code == 0
+    assert run("init", "--from-file", str(sample), answers="clicks\nclicks_of_shop\nevent_id\n\n").exit_code == 0
     assert "table: clicks_of_shop" in Path("clicks.yaml").read_text()
+    assert "config: {key: event_id, time_window: 24h}" in Path("clicks.yaml").read_text()
+
+
+def test_a_directory_that_is_not_there_is_named(sample: Path) -> None:
+    refused = init(sample, "nowhere/clicks.yaml", "--yes")
+    assert refused.exit_code == 1
+    assert "writing nowhere/clicks.yaml: No such file or directory" in refused.output
 
 
 def test_without_a_topic_nothing_is_guessed() -> None:
