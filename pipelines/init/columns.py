@@ -129,9 +129,9 @@ class Chooser:
 
     def _extracted(self, column: Column, note: str) -> Column:
         """Read the field as text: an integer of any width if all values are, else what they are as text."""
-        if any('"' in key or "\\" in key or not key.isprintable() or not key for key in column.facts.path):
-            return replace(column, notes=("no path can name this key: it has quotes, control characters or nothing",))
-        path = "$" + "".join(f'."{key}"' for key in column.facts.path)
+        path = json_path(column.facts.path)
+        if not path:
+            return replace(column, notes=("no path can name this key: it is empty, or has quotes, * or control characters",))
         texts, kind = [as_text(value) for value in column.facts.values], "String"
         if {*column.facts.kinds} == {"int"}:
             kind = next((wide for wide in (*_INTEGERS, *_WIDE_INTEGERS) if self.takes(texts, wide)), "String")
@@ -193,6 +193,13 @@ class Chooser:
         if kind == "String" or not self.takes(texts, kind):
             return replace(column, source=source, type="String", notes=("elements of several types: the JSON text",))
         return replace(column, source=source, type=kind)
+
+
+def json_path(keys: Sequence[str]) -> str:
+    """Return the JSON path of DuckDB to a value; empty if none can name a key: in quotes, too, a path has wildcards and no escapes."""
+    if any(not key or not key.isprintable() or set(key) & {'"', "\\", "*"} for key in keys):
+        return ""
+    return "$" + "".join(f'."{key}"' for key in keys)
 
 
 def as_text(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipelines.connectors.sinks import Table
 from pipelines.errors import SampleError
-from pipelines.init.columns import Chooser, Column, as_text
+from pipelines.init.columns import Chooser, Column, as_text, json_path
 from pipelines.init.times import PRECISIONS, TimeGuess, of_numbers, of_texts
 from pipelines.process.mapping.step import targets_of
 from pipelines.types.columns import ColumnType, value_type
@@ -66,11 +66,8 @@ def _as_type(chooser: Chooser, column: Column, kind: str, has_default: bool) -> 
 def _ways(column: Column) -> list[tuple[str, str]]:
     """Return how the field can be read: as its own type, or as text from the whole value."""
     own = (column.source, column.extracted)
-    path = "$" + "".join(f'."{key}"' for key in column.facts.path)
-    can_extract = not column.extracted and not any(
-        '"' in key or "\\" in key or not key.isprintable() or not key for key in column.facts.path
-    )
-    return [own, *([("string", path)] if can_extract and column.source not in ("string", "array", "object") else [])]
+    path = "" if column.extracted or column.source in ("string", "array", "object") else json_path(column.facts.path)
+    return [own, *([("string", path)] if path else [])]
 
 
 def _notation(chooser: Chooser, column: Column, target: ColumnType, values: Sequence[object], kind: str) -> str | None:
