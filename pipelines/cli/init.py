@@ -194,7 +194,7 @@ def _print_fields(made: "Draft", taken: "Sample") -> None:
             f"{column.source or kinds}{notation}",
             f"{facts.null_share:.1%}" if facts.null_share else "",
             f"{facts.distinct:,}",
-            f"{column.name} {column.type}" if column.type else f"left out: {column.notes[-1] if column.notes else ''}",
+            _becomes(column) if column.type else f"left out: {column.notes[-1] if column.notes else ''}",
             _example(column),
         )
     out.print(f"{count_of(taken.records, 'record')} of {taken.where}", highlight=False, markup=False)
@@ -202,6 +202,11 @@ def _print_fields(made: "Draft", taken: "Sample") -> None:
     if made.keys:
         keys = ", ".join(f"{name} ({share:.1%} distinct)" for name, share in made.keys[:5])
         out.print(f"candidate keys: {keys}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _becomes(column: "Column") -> str:
+    """Return the column's type, and its name where that is not the field's."""
+    return column.type if column.name == column.facts.name else f"{column.name} {column.type}"
 
 
 def _example(column: "Column") -> str:
