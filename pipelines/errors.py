@@ -6,6 +6,7 @@
     │   └── InsertTooLargeError  the server aborted an insert for its time or memory: a smaller one may pass
     ├── ConflictError          a compare-and-set lost: read the last message again and continue from it
     ├── UndecidedError         records that crash a stage: record them in the plan, then retry the plan
+    ├── SampleError            records from which no pipeline file can be made: the message says why
     ├── RefusedError           ClickHouse refuses a block because of its rows: find these, they become dead letters
     └── HaltError              stop the leg; the message says what to do next
         ├── FencedError        another runner holds the pipeline
@@ -117,6 +118,10 @@ class RefusedError(TallyflowError):
         return (
             self._alone if self.is_known else f"{self._alone}; the error does not say whether a row is its cause, but this row failed alone"
         )
+
+
+class SampleError(TallyflowError):
+    """No pipeline file can be made from the records that `init` has sampled, or it must not be written; nothing was changed."""
 
 
 class UndecidedError(TallyflowError):

@@ -13,6 +13,7 @@ from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
+from pipelines.cli import init as init_commands
 from pipelines.cli import lint as lint_commands
 from pipelines.cli import logs as log_commands
 from pipelines.cli import plan as plan_commands
@@ -22,6 +23,7 @@ from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
+from pipelines.cli import types as types_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
@@ -155,6 +157,7 @@ def status(
 
 
 for command in (
+    init_commands.init,
     run_commands.run,
     log_commands.logs,
     tap_commands.tap,
@@ -162,6 +165,7 @@ for command in (
     preview_commands.preview,
     diff_commands.diff,
     test_commands.test,
+    types_commands.types,
     dagster_commands.dagster,
     dashboard_commands.dashboard,
     audit_commands.tally,

@@ -3,6 +3,7 @@
 Each rule takes a PipelineConfig or, for a faulty file, a `Partial` that raises Unjudged where a value has a fault of its own.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -18,16 +19,18 @@ from pipelines.config.transforms.lookup import lookup_spec
 from pipelines.lookups.spec import TableSpec
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
 from pipelines.types.fields import SOURCE_TYPES
+from pipelines.types.time_formats import has_time_of_day
 
 _MAX_SEARCHED = 200
 _MAX_NAME = 80
+_OF_DATES = re.compile(r"(?:(?:Nullable|LowCardinality)\()*Date(?:32)?\)*")
 _NO_REASONS: Mapping[str, str] = {}
 
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
     of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _lookups, _join_sources)
-    for rule in (_sources, *of_transforms, _sinks, _mapping, _rollups, _lanes, _streams):
+    for rule in (_sources, *of_transforms, _sinks, _mapping, _formats, _rollups, _lanes, _streams):
         try:
             yield from rule(config)
         except Unjudged:
@@ -264,6 +267,20 @@ def _mapping(config: Any) -> Faults:
                 yield from _unknown((*at, "mapping", index, "name"), [column.name], list(fields), field_set, why)
             except Unjudged:
                 continue
+
+
+def _formats(config: Any) -> Faults:
+    """Yield the columns of dates whose field is a time of day, too: its format says so."""
+    made = {one.name for passed in all_passed(config) for one in (*passed.transform.config.expressions(), *passed.transform.config.made())}
+    read = [
+        field for source in config.sources for field in (*source.schema_fields, *source.columns) if field.format and field.name not in made
+    ]
+    formats = {field.name: field.format for field in read if has_time_of_day(field.format)}
+    for at, sink in _all_sinks(config):
+        for index, column in enumerate(sink.mapping):
+            if column.name in formats and _OF_DATES.fullmatch(column.column_type):
+                message = f"the format {formats[column.name]} has a time of day, which a date does not hold: use DateTime"
+                yield (*at, "mapping", index, "column_type"), message
 
 
 def _dead_letter_mapping(at: Location, sink: Any) -> Faults:

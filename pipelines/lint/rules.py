@@ -16,8 +16,8 @@ from pipelines.lint.reads import unread
 
 Found = Iterator[tuple[Location, str]]
 _FLOATS = {"float", "float32", "float64"}
-_NAMES_A_TIME = re.compile(r"(?:^|[._])(?:time|timestamp|date|datetime|at|ts)$|(?:[a-z])(?:At|Time|Timestamp|Date)$", re.IGNORECASE)
-"""Names such as created_at, order.date and eventTime."""
+_NAMES_A_TIME = re.compile(r"(?:^|[._])(?i:time|timestamp|date|datetime|at|ts)$|[a-z](?:At|Time|Timestamp|Date)$")
+"""Names such as created_at, order.date and eventTime, and not format or candidate."""
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
 
 @dataclass
 class _Compiled:
-    """Steps as they are compiled, and the fields behind them with their types and units.
+    """Steps as they are compiled, and the fields behind them with their types. `faults`: of the whole file. `is_side`: a join follows.
 
-    `faults`: of the whole file. `is_side`: a join follows.
+    `units`: of fields that are times, the unit of a number or the format of a text.
     """
 
     faults: list[Fault]
@@ -105,19 +105,18 @@ class _Compiled:
     def of_source(cls, faults: list[Fault], index: int, source: KafkaSource, is_side: bool) -> "_Compiled":
         """Return the parse of a source."""
         declared: Sequence[SchemaField | KafkaColumn] = (*source.schema_fields, *source.columns)
-        lane = cls(faults, {}, {one.name: one.unit for one in declared if one.unit}, is_side=is_side)
+        lane = cls(faults, {}, {one.name: one.time_notation for one in declared if one.time_notation}, is_side=is_side)
         lane.add(f"sources[{index}].schema_fields", lambda: Parse.of_source(source))
         return lane
 
     @classmethod
     def of_union(cls, faults: list[Fault], lanes: "Sequence[_Compiled]") -> "_Compiled":
-        """Return what follows the lanes: no step yet, over the fields that all of them have, counted in the same unit."""
+        """Return what follows the lanes: no step yet, over the fields that all of them have, with times in the same unit or format."""
         known = common([lane.known for lane in lanes])
         for name in known:
-            if len(units := {lane.units.get(name, "no unit") for lane in lanes}) > 1:
-                faults.append(
-                    Fault("sources", f"the field {name} has different units: {', '.join(sorted(units))}; give it one in all sources")
-                )
+            if len(units := {lane.units.get(name, "none") for lane in lanes}) > 1:
+                found = f"the field {name} has different units or formats of times: {', '.join(sorted(units))}"
+                faults.append(Fault("sources", f"{found}; give it one in all sources"))
         return cls(faults, known, {name: unit for name, unit in lanes[0].units.items() if name in known})
 
     @classmethod

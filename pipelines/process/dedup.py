@@ -31,7 +31,9 @@ from pipelines.process.watermarks import TIME_COLUMN, Times
 from pipelines.protocol.records import StageOutput
 from pipelines.types.columns import parse_type
 from pipelines.types.engine import Engine
+from pipelines.types.formatted_times import iso_texts
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_instants, truncate_instants
+from pipelines.types.time_formats import is_format
 from pipelines.types.vectors import Mask, one_chunk, to_mask
 
 KEY_COLUMNS = ("_tf_key_hi", "_tf_key_lo")
@@ -68,9 +70,9 @@ def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str], stage: st
 def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
     """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
 
-    With a `unit`, the time is a number or decimal text of that unit since 1970. Without one it is an instant, unix seconds, or a text in a
-    form that a DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at most `max_ahead_us` ahead of the
-    record's arrival: one time in the far future would make all other records late.
+    With a `unit`, the time is a number or decimal text of that unit since 1970, or a text in the format that it holds. Without one it is an
+    instant, unix seconds, or a text in a form that a DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at
+    most `max_ahead_us` ahead of the record's arrival: one time in the far future would make all other records late.
     """
     values = one_chunk(parsed.column(field))
     rejections = Rejections("dedup", len(values))
@@ -78,8 +80,7 @@ def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, 
     if pa.types.is_timestamp(values.type):
         instants, bad = truncate_instants(values, _INSTANT)
     elif pa.types.is_string(values.type):
-        found = epoch_texts_to_instants(values, _INSTANT, unit) if unit else parse_instants(engine, values, _INSTANT)
-        instants, bad = found[0], found[1] | found[2]
+        instants, bad = _instants_of_texts(engine, values, unit)
     else:
         instants, bad = epoch_to_instants(values, _INSTANT, unit or "s")
     rejections.note(bad, "invalid_time", field, "the value is no instant between 1900 and 2299")
@@ -87,6 +88,16 @@ def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, 
     ahead = times.to_numpy() - one_chunk(parsed.column("_tf_arrival")).cast(pa.int64()).to_numpy() > max_ahead_us
     rejections.note(ahead, "ahead", field, "the time lies further ahead of the arrival than max_ahead")
     return rejections.split(parsed, parsed.append_column(TIME_COLUMN, times))
+
+
+def _instants_of_texts(engine: Engine, texts: pa.Array, unit: str) -> tuple[pa.Array, Mask]:
+    """Return the instants, and the rows without one."""
+    if is_format(unit):
+        texts, malformed = iso_texts(texts, unit)
+        instants, impossible, beyond = parse_instants(engine, texts, _INSTANT)
+        return instants, malformed | impossible | beyond
+    instants, malformed, beyond = epoch_texts_to_instants(texts, _INSTANT, unit) if unit else parse_instants(engine, texts, _INSTANT)
+    return instants, malformed | beyond
 
 
 def dedup(

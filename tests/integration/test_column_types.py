@@ -13,6 +13,7 @@ from support.column_values import CASES, ENUM, UUID
 from support.programs import program
 
 from pipelines.process.mapping.convert import integer_bounds
+from pipelines.process.mapping.matrix import Form, matrix
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
 from pipelines.process.parse.step import parse
 from pipelines.proof.verification.plain_form import duckdb_type, plain_sql
@@ -107,6 +108,68 @@ def store(clickhouse: Any, rows: pa.Table, declarations: str, encoding: str = "u
     return [json.loads(line.decode(encoding))["c"] for line in answer.splitlines()]
 
 
+def agrees(clickhouse: Any, column: str, source: str, record: bytes, notation: str = "") -> bool:
+    """Whether the reference makes of the record what ClickHouse has stored, both in their plain form."""
+    kind = value_type(column)
+    settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
+    answer = clickhouse.query(f"SELECT {plain_sql(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
+    config = program([("c", source)], [("c", "c", column, False, notation)], position_columns=())
+    with open_database(":memory:", {}) as own:
+        reference = Reference(own, compared_columns(config))
+        frame = {
+            "position": 1,
+            "partition": 0,
+            "offset": 0,
+            "arrival_us": 0,
+            "value": record,
+            "is_oversize": False,
+            "is_past": False,
+            "sink": None,
+        }
+        reference.load(iter([pa.RecordBatch.from_pylist([frame], schema=FRAME_SCHEMA)]), config)
+        reference.evaluate(config, Bounds(0, 2))
+        own.register("stored", pa.ipc.open_stream(answer).read_all())
+        plain = f"c::{duckdb_type(kind)}"
+        same = own.execute(f"SELECT v0 IS NOT DISTINCT FROM {plain}, hash(v0) = hash({plain}) FROM expected, stored").fetchall()
+    return bool(same == [(True, True)])
+
+
+PAIRS = [(pair.source, pair.column, form) for pair in matrix() for form in pair.forms if form.example]
+TRUE_OF_EVERY_PAIR = pytest.mark.parametrize(("source", "name", "form"), PAIRS, ids=lambda value: getattr(value, "text", value)[:24])
+
+
+def made_of(engine: Engine, source: str, name: str, form: Form) -> tuple[str, bytes, pa.Table]:
+    """The column's type, the record, and the rows that the stages make of the example of a form."""
+    column = form.column_type(name)
+    target = TargetColumn("c", "c", value_type(column), has_default=False, unit=form.notation)
+    assert check_mapping([ParsedField("c", source)], [target]) == []
+    record = f'{{"c":{form.example}}}'.encode()
+    if source == "decimal":
+        # An expression's value is the bare text.
+        parsed = raw_records([record]).append_column("c", pa.array([json.loads(form.example)]))
+    else:
+        parsed = parse(engine, raw_records([record]), [ParsedField("c", source)]).accepted
+    mapped = map_columns(engine, parsed, [target])
+    assert mapped.rejected.num_rows == 0
+    return column, record, mapped.accepted
+
+
+@TRUE_OF_EVERY_PAIR
+def test_every_pair_of_the_matrix_arrives(clickhouse: Any, engine: Engine, source: str, name: str, form: Form) -> None:
+    column, _, rows = made_of(engine, source, name, form)
+    assert store(clickhouse, rows, f"c {column}") == [form.stored]
+
+
+@TRUE_OF_EVERY_PAIR
+def test_every_pair_of_the_matrix_is_verified(clickhouse: Any, engine: Engine, source: str, name: str, form: Form) -> None:
+    if source == "decimal" or name == "JSON":
+        # No record has the one, and the other is not compared.
+        return
+    column, record, rows = made_of(engine, source, name, form)
+    store(clickhouse, rows, f"c {column}")
+    assert agrees(clickhouse, column, source, record, form.notation)
+
+
 @pytest.mark.parametrize(("column", "source", "value", "stored"), CASES, ids=lambda value: str(value)[:40])
 def test_value_arrives_in_column(
     clickhouse: Any, engine: duckdb.DuckDBPyConnection, column: str, source: str, value: Any, stored: str
@@ -136,27 +199,7 @@ def test_a_verification_calls_for_the_value_that_is_stored(
     text = json.dumps({"c": value}).encode()
     parsed = parse(engine, raw_records([text]), [ParsedField("c", source)])
     store(clickhouse, map_columns(engine, parsed.accepted, [target]).accepted, f"c {parse_type(column)}")
-    settings = "output_format_arrow_low_cardinality_as_dictionary = 0, output_format_arrow_string_as_string = 0"
-    answer = clickhouse.query(f"SELECT {plain_sql(kind, 'c')} AS c FROM t SETTINGS {settings}", "ArrowStream").bytes()
-    config = program([("c", source)], [("c", "c", column, False)], position_columns=())
-    with open_database(":memory:", {}) as own:
-        reference = Reference(own, compared_columns(config))
-        frame = {
-            "position": 1,
-            "partition": 0,
-            "offset": 0,
-            "arrival_us": 0,
-            "value": text,
-            "is_oversize": False,
-            "is_past": False,
-            "sink": None,
-        }
-        reference.load(iter([pa.RecordBatch.from_pylist([frame], schema=FRAME_SCHEMA)]), config)
-        reference.evaluate(config, Bounds(0, 2))
-        own.register("stored", pa.ipc.open_stream(answer).read_all())
-        plain = f"c::{duckdb_type(kind)}"
-        same = own.execute(f"SELECT v0 IS NOT DISTINCT FROM {plain}, hash(v0) = hash({plain}) FROM expected, stored").fetchall()
-    assert same == [(True, True)]
+    assert agrees(clickhouse, column, source, text)
 
 
 @pytest.mark.parametrize(("column", "source", "default", "stored"), DEFAULTS, ids=lambda value: str(value)[:40])

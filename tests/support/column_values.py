@@ -101,6 +101,22 @@ CASES: list[tuple[str, str, Any, str]] = [
         (f"{sign}Int{bits}", "string", str(bound), str(bound))
         for sign in ("", "U") for bits in (128, 256) for bound in integer_bounds(f"{sign}Int{bits}")
     ),
+    *(
+        (f"{sign}Int{bits}", "string", str(bound), str(bound))
+        for sign in ("", "U") for bits in (8, 16, 32, 64) for bound in integer_bounds(f"{sign}Int{bits}")
+    ),
+    ("Int64", "string", "-0007", "-7"),
+    ("Float64", "string", "-12.5e-3", "-0.0125"),
+    ("Float64", "string", "9007199254740993", "9007199254740992"),
+    ("Float32", "string", "0.1", "0.1"),
+    ("Array(Int64)", "array", [1, "-2", str(2**63 - 1)], "[1,-2,9223372036854775807]"),
+    ("Array(Nullable(Float64))", "array", ["0.5", None, 2], "[0.5,NULL,2]"),
+    ("Map(String, UInt64)", "object", {"a": str(2**64 - 1), "b": 1}, "{'a':18446744073709551615,'b':1}"),
+    ("Map(Int64, String)", "object", {"-7": "x"}, "{-7:'x'}"),
+    ("Array(Tuple(sku String, count UInt16))", "array", [{"sku": "a", "count": "2"}, {"sku": "b", "count": 1}], "[('a',2),('b',1)]"),
+    ("Tuple(Int8, String)", "array", ["-1", "x"], "(-1,'x')"),
+    ("Array(Int256)", "array", [str(-(2**255)), 7], f"[{-(2**255)},7]"),
+    ("Point", "array", ["13.4", 52], "(13.4,52)"),
     ("Int256", "string", "-0007", "-7"),
     ("UInt128", "string", "-0", "0"),
     ("Nullable(Int256)", "string", None, "NULL"),

@@ -23,7 +23,7 @@ from pipelines.process.isolation import INTERNAL_ERROR
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-GENERATED = {"errors.md", "expr-lang.md", "functions.md", "lint.md", "pipeline-file.md"}
+GENERATED = {"errors.md", "expr-lang.md", "functions.md", "lint.md", "pipeline-file.md", "types.md"}
 LONGEST_PAGE = 250
 LONGEST_LINE = 200
 _TOP: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

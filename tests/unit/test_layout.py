@@ -4,6 +4,7 @@ import ast
 import builtins
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -18,7 +19,7 @@ OWN = ("pipelines", "resources", "dagster_project", "sql")
 ROOMS = (
     *("types", "error_classes", "expressions", "functions", "protocol", "key_store", "lookups", "config", "connectors", "rollups"),
     *("control", "engine"),
-    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "dashboard", "demo", "cli"),
+    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "init", "dashboard", "demo", "cli"),
 )
 """Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""
 
@@ -133,6 +134,13 @@ def room(module: str) -> str:
 
 def test_the_rooms_are_the_packages() -> None:
     assert set(ROOMS) == {path.parent.name for path in (ROOT / "pipelines").glob("*/__init__.py")}
+
+
+def test_a_wheel_has_every_package_and_no_other() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    made = {path.parent for own in OWN for path in (ROOT / own).rglob("__init__.py")}
+    made |= {path.parent for path in (ROOT / "sql").rglob("*.sql")}
+    assert {*settings["packages"]} == {".".join(path.relative_to(ROOT).parts) for path in made}
 
 
 def test_every_pure_module_is_there() -> None:

@@ -12,12 +12,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pipelines.config.base import UNSET_HOST, Faults, FieldPath, Location, Model, Secret, Text, matching, ours, repeated, report, theirs
 from pipelines.types.record_columns import ColumnOrigin, ColumnType
+from pipelines.types.time_formats import check_format
 
 FieldType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
     "float", "float32", "float64", "bool", "bytes", "array", "object", "map",
 ]  # fmt: skip
 Unit = Literal["s", "ms", "us", "ns"]
+TimeFormat = Annotated[str, AfterValidator(check_format)]
 
 _ORIGIN_TYPES: dict[str, tuple[ColumnType, ...]] = {
     "key": ("string", "bytes"),
@@ -140,10 +142,24 @@ class SchemaField(Model):
         "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "
         "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
     )
+    format: TimeFormat | None = ours(
+        None,
+        "Format of a string that becomes a DateTime or DateTime64, or is dedup's `time_field`, such as `%d/%m/%Y %H:%M:%S` "
+        "([directives](types.md#directives-of-a-format)); without a time of day it may become a Date or Date32, too. Not with `unit`.",
+    )
+
+    @property
+    def time_notation(self) -> str:
+        """The unit or the format; empty without either."""
+        return self.unit or self.format or ""
 
     def faults(self) -> Faults:
         if self.unit is not None and self.type in ("bool", "bytes", "array", "object", "map"):
             yield ("unit",), f"is only for numbers and strings, not {self.type}"
+        if self.format is not None and self.type != "string":
+            yield ("format",), f"is only for strings, not {self.type}"
+        elif self.format is not None and self.unit is not None:
+            yield ("format",), "does not go with `unit`: a text has one of them"
 
 
 class KafkaColumn(Model):
@@ -168,11 +184,17 @@ class KafkaColumn(Model):
         "Unit since 1970 of a key or of one header with a decimal number that becomes a DateTime or DateTime64 or is dedup's `time_field`. "
         "Default: the text is an instant such as `2026-01-31T23:59:59Z`.",
     )
+    format: TimeFormat | None = ours(None, "Format of a key or of one header that is a time, as in `schema_fields`. Not with `unit`.")
+
+    @property
+    def time_notation(self) -> str:
+        """The unit or the format; empty without either."""
+        return self.unit or self.format or ""
 
     @property
     def definition(self) -> dict[str, Any]:
         """How the column is read, as JSON values in the vocabulary of the file."""
-        given = {"header": self.header, "unit": self.unit}
+        given = {"header": self.header, "unit": self.unit, "format": self.format}
         return {"from": self.origin, "type": self.type, **{name: value for name, value in given.items() if value}}
 
     def faults(self) -> Faults:
@@ -182,8 +204,11 @@ class KafkaColumn(Model):
         types = _ORIGIN_TYPES["header" if self.header else self.origin]
         if self.type not in types:
             yield ("type",), f"a column from {'one header' if self.header else self.origin} is {' or '.join(types)}, not {self.type}"
-        if self.unit is not None and not (self.type == "string" and (self.origin == "key" or self.header)):
-            yield ("unit",), "is only for a key or one header of type string"
+        for name in ("unit", "format"):
+            if getattr(self, name) is not None and not (self.type == "string" and (self.origin == "key" or self.header)):
+                yield (name,), "is only for a key or one header of type string"
+        if self.unit is not None and self.format is not None:
+            yield ("format",), "does not go with `unit`: a text has one of them"
 
 
 class SchemaRegistry(Model):

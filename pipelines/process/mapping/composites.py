@@ -1,8 +1,8 @@
 """Conversions into any ClickHouse type: scalars by `convert`, and Array, Map and Tuple from JSON text.
 
 A composite is split into the JSON texts of its elements; these are read as strictly as a record's fields (same reader, same rules),
-converted, and combined again. A fault of an element is a fault of its row. A null element is a fault, too, unless its type is Nullable:
-ClickHouse would store '' or 0 in silence (measured, 26.9).
+converted, and combined again. A number may also be written as a text, as a field of type `string` may. A fault of an element is a fault of
+its row. A null element is a fault, too, unless its type is Nullable: ClickHouse would store '' or 0 in silence (measured, 26.9).
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from pipelines.types.vectors import Mask, to_mask, without
 _PLAIN_STRINGS = r'^\[(?:"[^"\\\x00-\x1f]*"(?:,"[^"\\\x00-\x1f]*")*)?\]$'
 """A minified JSON array of strings without an escape."""
 _NULL_INSIDE = "is null and not Nullable"
+_NUMBERS = {*INTEGER_BITS, "Float32", "Float64"}
 _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"} | dict.fromkeys(
     ("Float32", "Float64"), "float64"
 )
@@ -100,18 +101,43 @@ def _map_values(engine: Engine, texts: pa.Array, target: ColumnType) -> Converte
 def _tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     names = tuple_fields(target)
     present = to_mask(pc.is_valid(texts))
+    documents = pc.fill_null(texts, "{}")
     reader = json_reader(tuple(ParsedField(name, element_source(kind)) for name, kind in zip(names, target.inner, strict=True)))
     rejections = Rejections("transform", len(texts))
-    read = reader.read(engine, pc.fill_null(texts, "{}"), rejections)
-    faults = [Fault(rows, code, f"member {field}: {message}" if field else message) for rows, code, field, message in rejections.reasons()]
+    read = reader.read(engine, documents, rejections)
+    # A member that is read alone may be the text of a number; few rows have one.
+    alone = ~rejections.open if any(kind.name in _NUMBERS for kind in target.inner) else np.zeros(len(texts), dtype=bool)
+    faults = [_of_member(field, Fault(rows & ~alone, code, message)) for rows, code, field, message in rejections.reasons()]
     members = []
     for name, kind, column in zip(names, target.inner, read, strict=True):
         member, member_faults = _read(engine, without(column, ~rejections.open), kind)
+        found = [*member_faults, *(Fault(fault.rows & ~alone, *fault[1:]) for fault in _null_faults(column, kind))]
+        if alone.any():
+            others, other_faults = _member(engine, documents.filter(pa.array(alone)), name, kind)
+            member, found = _placed(others, alone, member), [*found, *_spread(other_faults, alone)]
         members.append(member)
-        found = [*member_faults, *_null_faults(column, kind)]
-        faults += [Fault(fault.rows & present, fault.code, f"member {name}: {fault.message}") for fault in found]
+        faults += [_of_member(name, Fault(fault.rows & present, *fault[1:])) for fault in found]
     struct = pa.StructArray.from_arrays(members, names=list(names), mask=pa.array(~present))
     return struct, [fault for fault in faults if fault.rows.any()]
+
+
+def _of_member(name: str | None, fault: Fault) -> Fault:
+    return Fault(fault.rows, fault.code, f"member {name}: {fault.message}" if name else fault.message)
+
+
+def _placed(others: pa.Array, rows: Mask, column: pa.Array) -> pa.Array:
+    """Return `column` with the values of `others` in `rows`, in their order."""
+    index = np.arange(len(column))
+    index[rows] = len(column) + np.arange(len(others))
+    return pa.concat_arrays([column, others]).take(pa.array(index))
+
+
+def _spread(faults: list[Fault], rows: Mask) -> Iterator[Fault]:
+    """Yield the faults of the rows that `rows` marks, in their order, as faults of all rows."""
+    for fault in faults:
+        spread = np.zeros(len(rows), dtype=bool)
+        spread[rows] = fault.rows
+        yield Fault(spread, fault.code, fault.message)
 
 
 def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
@@ -133,11 +159,27 @@ def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Conve
 def _elements(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     """Convert JSON texts (null = JSON null) to `target`."""
     wrapped = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
-    rejections = Rejections("transform", len(texts))
-    (column,) = json_reader((ParsedField("v", element_source(target)),)).read(engine, wrapped, rejections)
-    read_faults = [Fault(rows, code, message) for rows, code, _, message in rejections.reasons()]
-    converted, faults = _read(engine, without(column, ~rejections.open), target)
-    return converted, [*read_faults, *faults, *_null_faults(texts, target)]
+    return _member(engine, wrapped, "v", target)
+
+
+def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType) -> Converted:
+    """Convert the member `name` of JSON objects (absent = JSON null) to `target`; here a null is a fault unless `target` takes it."""
+    rejections = Rejections("transform", len(documents))
+    (column,) = json_reader((ParsedField(name, element_source(target)),)).read(engine, documents, rejections)
+    is_number = rejections.open
+    converted, faults = _read(engine, without(column, ~is_number), target)
+    is_text = np.zeros(len(documents), dtype=bool)
+    if target.name in _NUMBERS and not is_number.all():
+        rows = ~is_number
+        refused = Rejections("transform", int(np.count_nonzero(rows)))
+        (texts,) = json_reader((ParsedField(name, "string"),)).read(engine, documents.filter(pa.array(rows)), refused)
+        is_text[rows] = refused.open
+        numbers, more = convert_scalar(engine, without(texts, ~refused.open), target)
+        converted, faults = _placed(numbers, rows, converted), [*faults, *_spread(more, rows)]
+    read_faults = [Fault(rows & ~is_text, code, message) for rows, code, _, message in rejections.reasons()]
+    is_null = to_mask(pc.is_null(column)) & is_number
+    null_faults = [Fault(is_null, "null_in_non_nullable", _NULL_INSIDE)] if is_null.any() and not target.nullable else []
+    return converted, [fault for fault in (*read_faults, *faults, *null_faults) if fault.rows.any()]
 
 
 def _read(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:

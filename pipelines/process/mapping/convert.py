@@ -10,6 +10,7 @@ import ipaddress
 import math
 import socket
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type
 from pipelines.types.engine import Engine
+from pipelines.types.formatted_times import iso_texts
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
 from pipelines.types.vectors import Mask, mismatch, to_mask, without
 
@@ -37,6 +39,8 @@ Converted = tuple[pa.Array, list[Fault]]
 _UUID = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _WIDEST_JSON_INTEGER = 64
 """Bits of the widest integer of a record; wider ones travel as texts."""
+_ANY_INTEGER = pa.decimal128(38, 0)
+"""Holds every integer of 64 bits."""
 _MOST_DIGITS = len(str(2**256))
 _EXACT_SCALE = 22
 """Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
@@ -87,6 +91,30 @@ def _wide_integer(column: pa.Array, wire: pa.DataType) -> pa.Array:
     if signed:
         wide[:, 1:] = np.where(numbers < 0, -1, 0)[:, None]
     return _fixed(wide.astype("<i8").tobytes(), wire, column)
+
+
+def _integer_from_string(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert decimal texts to an integer of at most 64 bits."""
+    malformed = mismatch(column, r"^-?[0-9]+$")
+    plain = pc.replace_substring_regex(without(column, malformed), r"^(-?)0+([0-9])", r"\1\2")
+    is_long = to_mask(pc.greater(pc.utf8_length(plain), _ANY_INTEGER.precision))
+    numbers = without(plain, is_long).cast(_ANY_INTEGER)
+    low, high = (pa.scalar(Decimal(bound), _ANY_INTEGER) for bound in integer_bounds(target.name))
+    beyond = to_mask(pc.or_(pc.less(numbers, low), pc.greater(numbers, high))) | is_long
+    faults = _fault(malformed, "invalid_value", "the string is no integer")
+    faults += _fault(beyond, "out_of_range", f"the integer does not fit {target}")
+    return without(numbers, beyond).cast(arrow_type(target)), faults
+
+
+def _float_from_string(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert decimal texts, with an exponent or without, to the nearest float."""
+    malformed = mismatch(column, r"^-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$")
+    texts = without(column, malformed)
+    (numbers,) = engine.ask("SELECT try_cast(v AS DOUBLE) FROM _tf_values", texts)
+    infinite = to_mask(pc.is_valid(texts)) & ~to_mask(pc.is_finite(numbers))
+    result, faults = _float(engine, without(numbers, infinite), target)
+    infinite_fault = _fault(infinite, "out_of_range", f"the number does not fit {target}")
+    return result, [*_fault(malformed, "invalid_value", "the string is no number such as -12.5e3"), *infinite_fault, *faults]
 
 
 def _wide_integer_from_string(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -263,6 +291,15 @@ def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:
     return instants, [*faults, *_fault(beyond, "out_of_range", f"the {what} do not fit {target}")]
 
 
+def convert_formatted(engine: Engine, column: pa.Array, target: ColumnType, notation: str) -> Converted:
+    """Convert texts in a format (`types.time_formats`) to a DateTime, DateTime64, Date or Date32."""
+    is_date = target.name in DATE_TARGETS
+    texts, malformed = iso_texts(column, notation, is_date)
+    values, impossible, beyond = parse_dates(engine, texts, target.name) if is_date else parse_instants(engine, texts, target)
+    faults = _fault(malformed | impossible, "invalid_value", f"the string is no time in the format {notation}")
+    return values, [*faults, *_fault(beyond, "out_of_range", f"the {'date' if is_date else 'instant'} does not fit {target}")]
+
+
 def _instant(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     instants, beyond = truncate_instants(column.cast(pa.timestamp("us", tz="UTC")), target)
     return instants, _fault(beyond, "out_of_range", f"the instant does not fit {target}")
@@ -282,7 +319,9 @@ _FROM_STRING: dict[str, _Conversion] = {
     "Time": _time,
     "Time64": _time,
     "Decimal": _string_to_decimal,
-    **{name: _wide_integer_from_string for name, bits in INTEGER_BITS.items() if bits > _WIDEST_JSON_INTEGER},
+    **{name: _wide_integer_from_string if bits > _WIDEST_JSON_INTEGER else _integer_from_string for name, bits in INTEGER_BITS.items()},
+    "Float32": _float_from_string,
+    "Float64": _float_from_string,
     "IPv4": _ipv4,
     "IPv6": _ipv6,
     "JSON": _json,
@@ -317,6 +356,7 @@ STRING_TARGETS = frozenset(_FROM_STRING)
 FLOAT_TARGETS = frozenset(_FROM_FLOAT)
 INTEGER_TARGETS = frozenset(_FROM_INTEGER)
 INSTANT_TARGETS = frozenset(_FROM_INSTANT)
+DATE_TARGETS = frozenset({"Date", "Date32"})
 
 
 def _fault(rows: Mask, code: str, message: str) -> list[Fault]:

@@ -22,12 +22,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.mapping.composites import convert, element_source
-from pipelines.process.mapping.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS, convert_epoch
+from pipelines.process.mapping.convert import (
+    DATE_TARGETS,
+    FLOAT_TARGETS,
+    INSTANT_TARGETS,
+    INTEGER_TARGETS,
+    STRING_TARGETS,
+    Converted,
+    convert_epoch,
+    convert_formatted,
+)
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
 from pipelines.types.columns import ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
+from pipelines.types.time_formats import has_time_of_day, is_format
 from pipelines.types.vectors import one_chunk, to_mask
 
 NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
@@ -41,7 +51,7 @@ _TARGETS = {
     "timestamp": INSTANT_TARGETS,
     "string": STRING_TARGETS,
 }
-_MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal"}
+MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal", "Float32", "Float64"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class TargetColumn:
     """One row of the mapping: the field `source` becomes the column `name` of `type`.
 
     `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: the unit of the field's numbers
-    since 1970, if it has one; it applies to columns of instants.
+    since 1970, or the format of its texts, if it has one; a unit applies to columns of instants, a format to those of dates, too.
     """
 
     source: str
@@ -107,16 +117,18 @@ def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]
             faults.append(f"{where}: no field {target.source!r}")
         else:
             faults += [f"{where}: {fault}" for fault in _type_faults(source, target.type)]
+        if is_format(target.unit) and has_time_of_day(target.unit) and target.type.name in DATE_TARGETS:
+            faults.append(f"{where}: the format {target.unit} has a time of day, which {target.type} does not hold: use DateTime")
     return faults
 
 
 def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
-    if target.name not in _targets(source):
-        yield f"{source} cannot become {target}; it can become {', '.join(sorted(_targets(source)))}"
+    if target.name not in targets_of(source):
+        yield f"{source} cannot become {target}; it can become {', '.join(sorted(targets_of(source)))}"
     elif target.name == "Tuple" and bool(target.fields) != (source != "array"):
         names = "without names" if source == "array" else "with named members"
         yield f"an {source if source == 'array' else 'object'} can only become a Tuple {names}, not {target}"
-    elif target.name == "Map" and target.inner[0].name not in _MAP_KEYS:
+    elif target.name == "Map" and target.inner[0].name not in MAP_KEYS:
         yield f"the keys of an object are strings and cannot become {target.inner[0]}"
     else:
         values = target.inner[1:] if target.name == "Map" else target.inner
@@ -124,7 +136,8 @@ def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
             yield from _type_faults(element_source(inner), inner)
 
 
-def _targets(source: str) -> frozenset[str]:
+def targets_of(source: str) -> frozenset[str]:
+    """Return the names of the column types that a value of this source type can become."""
     if source in _TARGETS:
         return _TARGETS[source]
     return FLOAT_TARGETS if SOURCE_TYPES[source].is_float else INTEGER_TARGETS
@@ -135,13 +148,18 @@ def _column(engine: Engine, parsed: pa.Table, target: TargetColumn, rejections: 
     if column.null_count and not target.takes_null:
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
         rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)
-    if target.unit and target.type.name in INSTANT_TARGETS:
-        converted, faults = convert_epoch(column, target.type, target.unit)
-    else:
-        converted, faults = convert(engine, column, target.type)
+    converted, faults = _converted(engine, column, target)
     for fault in faults:
         rejections.note(fault.rows, fault.code, target.name, f"column {target.name} ({target.type}): {fault.message}")
     return converted
+
+
+def _converted(engine: Engine, column: pa.Array, target: TargetColumn) -> Converted:
+    if is_format(target.unit) and target.type.name in INSTANT_TARGETS | DATE_TARGETS:
+        return convert_formatted(engine, column, target.type, target.unit)
+    if target.unit and target.type.name in INSTANT_TARGETS:
+        return convert_epoch(column, target.type, target.unit)
+    return convert(engine, column, target.type)
 
 
 def _hint(target: TargetColumn) -> str:

@@ -25,7 +25,7 @@ class Dedup(Step):
     """The dedup step. `key`: its fields. `keeps`: dropped copies are kept in a stream.
 
     `window_us`, `lateness_us` and `max_ahead_us` are microseconds. `time_field`: the field on which the window is measured, empty for the
-    arrival; `time_unit`: s, ms, us or ns, if the field counts since 1970.
+    arrival; `time_unit`: s, ms, us or ns, if the field counts since 1970, or the format of its texts.
     """
 
     name = "dedup"

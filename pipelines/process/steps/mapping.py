@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class MappedColumn(NamedTuple):
-    """A field and its column. `has_default`: the table gives the column a DEFAULT. `unit`: the unit of a number since 1970."""
+    """A field and its column. `has_default`: the table gives the column a DEFAULT. `unit`: that of a number since 1970, or a format."""
 
     field: str
     name: str

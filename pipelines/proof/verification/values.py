@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipelines.proof.verification.plain_form import DUCKDB_INTEGERS, LAST_DAYS, WIDEST_DECIMAL, duckdb_type
+from pipelines.proof.verification.time_formats import iso_text
 from pipelines.types.columns import INTEGER_BITS, ColumnType
 
 MACROS = (
@@ -134,7 +135,7 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     """Return the reading of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column.
 
     The value is NULL if it is null or does not fit. `fits` does not cover nulls: the caller knows how the column treats them. `unit` is the
-    unit of a number since 1970.
+    unit of a number since 1970, or the format of a text, which holds a percent sign.
     """
     if kind.name == "Array":
         return _array(kind, text, depth)
@@ -147,6 +148,8 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
         return Reading("NULL", is_object if source == "string" else f"({text} IS NOT NULL)")
     if source == "decimal":
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
+    elif "%" in unit and kind.name in ("DateTime", "DateTime64", "Date", "Date32"):
+        value = _scalar(source, kind, f"({iso_text(text, unit, kind.name in LAST_DAYS)})")
     elif unit and kind.name in ("DateTime", "DateTime64"):
         value = _instant_of_unit(source, kind, text, unit)
     else:
@@ -159,13 +162,18 @@ def _element(kind: ColumnType, document: str, depth: int) -> Reading:
     source = _element_source(kind)
     json_kind, text = f"coalesce(json_type({document}), 'NULL')", f"json_extract_string({document}, '$')"
     inner = reading(source, kind, json_kind, text, depth)
+    value, fits = inner.value, f"{is_sound(source, json_kind, text)} AND {inner.fits}"
+    if kind.name in INTEGER_BITS or kind.name in ("Float32", "Float64"):
+        # A number may be written as a text.
+        of_text = reading("string", kind, json_kind, text, depth)
+        value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.value} ELSE {value} END"
+        fits = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.fits} ELSE {fits} END"
     when_null = "true" if kind.nullable else "false"
-    fits = f"CASE WHEN {json_kind} = 'NULL' THEN {when_null} ELSE {is_sound(source, json_kind, text)} AND {inner.fits} END"
-    return Reading(inner.value, fits)
+    return Reading(value, f"CASE WHEN {json_kind} = 'NULL' THEN {when_null} ELSE {fits} END")
 
 
 def _element_source(kind: ColumnType) -> str:
-    """Return the declared type of an element: instants, dates, addresses and enums are texts, decimals texts or numbers."""
+    """Return the declared type of an element that is no text of a number: instants, dates, addresses and enums are texts."""
     if kind.name in INTEGER_BITS:
         return "uint64" if kind.name.startswith("U") else "int64"
     if kind.name == "Tuple" and not kind.fields:
@@ -258,8 +266,10 @@ def _integer(name: str, text: str) -> str:
 
 
 def _integer_of_text(name: str, text: str) -> str:
-    """Return SQL of a decimal text as an integer of more than 64 bits, in its shortest form. DuckDB has none of 256 bits."""
+    """Return SQL of a decimal text as an integer; one of more than 64 bits in its shortest form: DuckDB has none of 256 bits."""
     bits, is_unsigned = INTEGER_BITS[name], name.startswith("U")
+    if bits in DUCKDB_INTEGERS:
+        return f"CASE WHEN regexp_full_match({text}, '-?[0-9]+') THEN {_integer(name, text)} END"
     digits, is_negative = f"ltrim({text}, '-0')", f"starts_with({text}, '-')"
 
     def is_within(limit: int) -> str:
@@ -273,6 +283,9 @@ def _integer_of_text(name: str, text: str) -> str:
 
 
 def _float(source: str, name: str, text: str) -> str:
+    if source == "string":
+        is_number = f"regexp_full_match({text}, '-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?')"
+        return f"CASE WHEN {is_number} THEN {_float('float64', name, text)} END"
     number = _number(source, text) if source in _FLOATS else f"try_cast({text} AS HUGEINT)"
     plain = f"try_cast({number} AS {'DOUBLE' if name == 'Float64' else 'FLOAT'})"
     return f"CASE WHEN isfinite({plain}) THEN {plain} END"

@@ -127,6 +127,12 @@ def test_each_rule_finds_its_mistake_at_its_line(old: str, new: str, code: str, 
     assert last in line or line.lstrip().startswith("- ")
 
 
+@pytest.mark.parametrize(("name", "is_time"), [("eventTime", True), ("sent_at", True), ("format", False), ("candidate", False)])
+def test_a_word_that_ends_like_a_time_is_none(name: str, is_time: bool, tmp_path: Path) -> None:
+    codes = [one["code"] for one in found(tmp_path, changed("name: user", f"name: {name}"))]
+    assert ("TF008" in codes) == is_time
+
+
 def test_every_rule_has_a_mistake_that_it_finds() -> None:
     codes = [rule.code for rule in RULES]
     assert codes == sorted({code for _, _, code, _ in MISTAKES} | {"TF011", "TF017"})

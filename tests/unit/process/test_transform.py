@@ -204,19 +204,23 @@ def test_nanoseconds_before_1970_are_cut_towards_the_past(column: str, nanosecon
         ("string", "JSON", "[1]", "invalid_value"),
         ("string", "JSON", "{", "invalid_value"),
         ("array", "Array(UInt8)", "[1,256]", "out_of_range"),
-        ("array", "Array(UInt8)", '["1"]', "wrong_type"),
+        ("array", "Array(UInt8)", "[true]", "wrong_type"),
+        ("array", "Array(UInt8)", '["1.5"]', "invalid_value"),
+        ("array", "Array(UInt8)", '["256"]', "out_of_range"),
         ("array", "Array(String)", '["a",null]', "null_in_non_nullable"),
         ("array", "Array(String)", '["a",1]', "wrong_type"),
         ("array", "Array(Array(Int8))", "[[1],[300]]", "out_of_range"),
         ("array", "Array(Array(Int8))", "[1]", "wrong_type"),
         ("array", "Array(Array(Int8))", "[null]", "null_in_non_nullable"),
         ("array", "Array(UUID)", '["x"]', "invalid_value"),
-        ("object", "Map(String, Int8)", '{"a":"x"}', "wrong_type"),
+        ("object", "Map(String, Int8)", '{"a":"x"}', "invalid_value"),
+        ("object", "Map(Int8, Int8)", '{"128":1}', "out_of_range"),
         ("object", "Map(String, String)", '{"a":null}', "null_in_non_nullable"),
         ("object", "Map(String, Int8)", '{"a":1,"a":1}', "invalid_value"),
         ("object", "Map(UUID, Int8)", '{"a":1}', "invalid_value"),
         ("object", "Tuple(a Int8)", "{}", "null_in_non_nullable"),
-        ("object", "Tuple(a Int8)", '{"a":"x"}', "wrong_type"),
+        ("object", "Tuple(a Int8)", '{"a":"x"}', "invalid_value"),
+        ("object", "Tuple(a Int8, b String)", '{"a":"1","b":2}', "wrong_type"),
         ("object", "Tuple(a Tuple(b Int8))", '{"a":{"b":300}}', "out_of_range"),
         *(("string", "Time", text, "invalid_value") for text in ("24", "1:2:03", "00:60:00", "1000:00:00", "00:00:00.", "+1:00:00", "")),
         *(("string", "Int128", text, "invalid_value") for text in ("", "-", "1.0", "1e3", "+1", "٣")),
@@ -255,10 +259,15 @@ def test_message_names_column_and_type_but_no_value() -> None:
             "message": "column c (Enum8('a' = 1)): the string is no member of the Enum",
         }
     ]
-    assert one('{"a":{"b":["x"]}}', "object", "Tuple(a Tuple(b Array(Int8)))") == (
+    assert one('{"a":{"b":[[]]}}', "object", "Tuple(a Tuple(b Array(Int8)))") == (
         "wrong_type",
-        "member a: member b: an element: expected int64, found a string",
+        "member a: member b: an element: expected int64, found an array",
     )
+    assert one('{"a":{"b":["s3cret"]}}', "object", "Tuple(a Tuple(b Array(Int8)))") == (
+        "invalid_value",
+        "member a: member b: an element: the string is no integer",
+    )
+    assert one('{"a":"7","b":2}', "object", "Tuple(a Int8, b String)")[1] == "member b: expected string, found an integer"
 
 
 @pytest.mark.parametrize("column", ["Int8", "String", "UUID", "DateTime", "Decimal(5, 2)", "IPv4"])
@@ -308,7 +317,7 @@ def test_no_rows_are_fine() -> None:
 @pytest.mark.parametrize(
     ("source", "column", "fault"),
     [
-        ("string", "Int64", "string cannot become Int64"),
+        ("string", "Bool", "string cannot become Bool"),
         ("int64", "String", "int64 cannot become String"),
         ("float64", "Int64", "float64 cannot become Int64"),
         ("bool", "UInt8", "bool cannot become UInt8"),
@@ -316,9 +325,9 @@ def test_no_rows_are_fine() -> None:
         ("array", "JSON", "array cannot become JSON"),
         ("object", "Array(String)", "object cannot become Array(String)"),
         ("object", "Tuple(Int8, Int8)", "named members"),
-        ("object", "Map(Int8, Int8)", "keys of an object"),
+        ("object", "Map(Bool, Int8)", "keys of an object"),
         ("array", "Tuple(a Int8)", "an array can only become a Tuple without names"),
-        ("object", "Map(String, Tuple(Map(Int8, Int8)))", "keys of an object"),
+        ("object", "Map(String, Tuple(Map(Bool, Int8)))", "keys of an object"),
     ],
 )
 def test_mapping_without_a_way_is_told_at_start(source: str, column: str, fault: str) -> None:
