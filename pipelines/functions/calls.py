@@ -39,7 +39,10 @@ _MAX_HOSTS = 8
 
 @dataclass(frozen=True)
 class Called:
-    """The rows that pass, ascending, their outputs in the declared types, and the failures in row order."""
+    """The rows that pass, ascending, their outputs in the declared types, and the failures in row order.
+
+    A row of which a function makes several passes as often, and none of them if it fails.
+    """
 
     passed: npt.NDArray[np.int64]
     outputs: pa.Table
@@ -214,17 +217,17 @@ class _Search:
 
 def _called_of(answer: Answer) -> Called:
     """Return the answer without the rows of which a number is not finite."""
-    rows, failures = answer.rows, list(answer.failures)
+    rows, infinite = answer.rows, dict[int, str]()
     numbers = rows.column(0).to_numpy().astype(np.int64)
-    is_finite = np.ones(len(numbers), dtype=bool)
     for field in rows.schema:
         if pa.types.is_floating(field.type):
-            infinite = to_mask(pc.invert(pc.is_finite(rows.column(field.name))))
-            failures += [(row, NOT_FINITE, f"returns {field.name!r} that is not finite") for row in numbers[infinite & is_finite].tolist()]
-            is_finite &= ~infinite
+            for row in numbers[to_mask(pc.invert(pc.is_finite(rows.column(field.name))))].tolist():
+                infinite.setdefault(row, f"returns {field.name!r} that is not finite")
     outputs = rows.remove_column(0)
-    if is_finite.all():
-        return Called(numbers, outputs, failures)
+    if not infinite:
+        return Called(numbers, outputs, answer.failures)
+    is_finite = ~np.isin(numbers, [*infinite])
+    failures = [*answer.failures, *((row, NOT_FINITE, message) for row, message in infinite.items())]
     return Called(numbers[is_finite], outputs.filter(pa.array(is_finite)), failures)
 
 

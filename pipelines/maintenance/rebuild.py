@@ -34,7 +34,7 @@ from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import PROCESS_CHAIN, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Open
 from pipelines.protocol.naming import is_then_dropped
-from pipelines.protocol.outcomes import DUPLICATE, THEN_DROPPED, WRITTEN, residue
+from pipelines.protocol.outcomes import DUPLICATE, MADE, THEN_DROPPED, WRITTEN, residue
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, packed, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import decode_columns
@@ -143,7 +143,7 @@ class _Rebuilding:
 
     def _counted_accepted(self) -> int:
         """Return the number of accepted records since the beginning, by the ledger: those with a row, and those dropped then."""
-        return self._counted(WRITTEN.total) + self._counted(THEN_DROPPED)
+        return self._counted(WRITTEN.total) - self._counted(MADE) + self._counted(THEN_DROPPED)
 
     def _positions_held(self) -> Words:
         """Return the positions of the accepted records that are replayed, sorted, as the streams show them."""
@@ -215,8 +215,9 @@ class _Rebuilding:
         for name in {name for name, *_ in self.runs.get(str(bucket), [])} - {name for name, *_ in runs}:
             store.storage.delete(name)
         self.runs[str(bucket)] = runs
-        self._accepted += firsts.accepted.num_rows
-        self._duplicates += firsts.duplicates.num_rows
+        accepted, duplicates = firsts.counts
+        self._accepted += accepted
+        self._duplicates += duplicates
 
     def result(self) -> Rebuilt:
         """Return the counts. Raise InvariantError if they differ from the ledger's."""

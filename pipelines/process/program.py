@@ -120,6 +120,11 @@ class Program:
         keyed = [index for index, step in enumerate(self.shared) if step.state is State.PER_BUCKET]
         if len(keyed) > 1:
             raise ValueError(f"step {self.shared[keyed[0]].name} must be the only one with state")
+        several = [index for index, step in enumerate(self.shared) if step.makes_several]
+        if any(step.makes_several for lane in self.lanes for step in lane.steps) or len(several) > 1:
+            raise ValueError("one step makes several rows of a record at most, and it is among the steps of all records")
+        if several and (self.join is not None or (keyed and keyed[0] > several[0])):
+            raise ValueError(f"step {self.shared[several[0]].name} makes several rows of a record, so it must be behind the one with state")
         if self.join is not None:
             self._check_join(self.join, keyed)
             return
@@ -201,6 +206,11 @@ class Program:
         if join is None:
             return {}
         return {lane.source == join.right.source: lane.dedup for lane in self.lanes if lane.dedup.key}
+
+    @cached_property
+    def makes_several(self) -> bool:
+        """Whether a step makes several rows of a record."""
+        return any(step.makes_several for step in self.shared)
 
     @property
     def is_keyed(self) -> bool:

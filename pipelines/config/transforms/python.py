@@ -15,7 +15,7 @@ from pipelines.functions import REFERENCE
 Reference = Annotated[str, Field(max_length=200), AfterValidator(matching(REFERENCE, "must be package.module:name"))]
 OutputType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
-    "float", "float32", "float64", "bool", "bytes", "timestamp",
+    "float", "float32", "float64", "bool", "bytes", "timestamp", "array", "object", "map", "decimal",
 ]  # fmt: skip
 
 
@@ -86,6 +86,13 @@ class PythonConfig(FunctionConfig):
         "batch",
         "What the function takes and returns: a `pyarrow.RecordBatch`, or for each record a dict; `None` for a dict drops the record.",
     )
+    rows: Literal["one", "many"] = ours(
+        "one", "How many rows it may make of a record: `many` allows a list of dicts, and the same number in `_row` several times."
+    )
+
+    @property
+    def makes_several(self) -> bool:
+        return self.rows == "many"
 
 
 class PythonTransform(TransformModel):
