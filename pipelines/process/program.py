@@ -39,6 +39,8 @@ from pipelines.protocol.topology import SINK
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
+ROWS_ASSUMED = 8
+"""Rows of a record, for the size of plans: the rows of a plan are in memory together."""
 RELEASE = 6
 """Format and meaning of programs.
 
@@ -281,7 +283,11 @@ class Program:
 
     @property
     def widening(self) -> int:
-        """How many times the size of their records rows may take."""
+        """How many times the size of their records rows may take; where a step makes several of a record, an assumption."""
+        return self._widening_of_one * (ROWS_ASSUMED if self.makes_several else 1)
+
+    @property
+    def _widening_of_one(self) -> int:
         read = [column.field for table in self.tables.routed for column in table.columns]
         whole = [{column.name for column in lane.parse.columns if column.is_whole} for lane in self.lanes]
         if self.join is not None:

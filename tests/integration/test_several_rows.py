@@ -1,6 +1,13 @@
-"""Functions that make several rows of a record, from Kafka to ClickHouse: an oracle computes the rows, and every proof agrees."""
+"""Functions that make several rows of a record, from Kafka to ClickHouse: an oracle computes the rows, and every proof agrees.
+
+`TALLYFLOW_PROVEN_PROGRAMS` (default 3) says how many random programs with such a function are proven, from a seed that each run draws.
+"""
 
 import json
+import os
+import random
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -8,10 +15,13 @@ import pyarrow as pa
 import pytest
 from support.computed_case import DEDUP, event, with_transforms
 from support.pipeline_case import PipelineCase
+from support.preview_account import assert_equal, play
+from support.random_programs import random_recipe
 
 from pipelines.process.steps import python
 from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE
+from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
 
@@ -221,3 +231,16 @@ def test_a_lost_key_store_is_rebuilt_from_records(case: PipelineCase) -> None:
     case.warm_run()
     assert stored(case) == sorted({*wanted(case)})
     assert_proven(case)
+
+
+def test_random_programs_of_several_rows_are_proven(running_stack: LocalStack, tmp_path: Path) -> None:
+    seeds = count(random.SystemRandom().randrange(10**9))
+    cases = (PipelineCase(running_stack, tmp_path) for _ in seeds)
+    drawn = ((seed, case, random_recipe(seed, case.document())) for seed, case in zip(seeds, cases, strict=False))
+    for seed, case, recipe in islice((one for one in drawn if one[2].files), int(os.environ.get("TALLYFLOW_PROVEN_PROGRAMS", "3"))):
+        print(f"program of TALLYFLOW_PREVIEW_SEED={seed}")
+        play(case, recipe)
+        assert_equal(case)
+        for found in proofs(case):
+            assert (found["verdict"], found["findings"]) == ("clean", [])
+        case.end()

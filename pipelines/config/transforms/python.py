@@ -15,15 +15,16 @@ from pipelines.functions import REFERENCE
 Reference = Annotated[str, Field(max_length=200), AfterValidator(matching(REFERENCE, "must be package.module:name"))]
 OutputType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
-    "float", "float32", "float64", "bool", "bytes", "timestamp", "array", "object", "map", "decimal",
+    "float", "float32", "float64", "bool", "bytes", "timestamp",
 ]  # fmt: skip
+FunctionType = Literal[OutputType, "array", "object", "map", "decimal"]
 
 
 class FunctionOutput(Model):
     """One field that the function returns."""
 
     name: FieldPath = ours(..., "Name of the field; it replaces a field of this name.")
-    type: OutputType = ours(..., "Type of the field. A value of another type rejects the record.")
+    type: FunctionType = ours(..., "Type of the field. A value of another type rejects the record.")
     unit: Unit | None = ours(None, "Unit since 1970 of a number that becomes a DateTime or DateTime64. Default: `s`.")
 
 
