@@ -47,7 +47,7 @@ REMEDIES = {
     "expression_error": "correct the expression, or the producer; the message has the values that it read",
     "not_finite": "keep the expression from dividing by zero or overflowing, for example by nullif",
     "python_error": "correct the function, or the producer; the message has the exception and the values that it read",
-    "python_rows": "let the function return the declared fields in their types, and at most one row for each record",
+    "python_rows": "let the function return the declared fields in their types; several rows for a record need `rows: many`",
     "python_timeout": "make the function faster on such a record, or raise its `timeout`; it may also wait for something outside",
     "python_died": "the function ends its process on this record: look at its native libraries, and at the memory it takes",
     "lookup_missing": "add the row to the table and reprocess, or set `missing` of the look-up to `null` or `drop`",

@@ -156,7 +156,7 @@ def _without_numbers_of_rows(config: PipelineConfig, steps: Sequence[Step], tabl
     """Return the faults of tables that cannot tell the rows of one record apart, though they tell records apart."""
     if not any(step.makes_several for step in steps):
         return []
-    text = "the table has _tf_sequence and no _tf_emit, which tells the rows of a record apart: add it, UInt32 (`tallyflow ddl`)"
+    text = "the table has _tf_sequence but not _tf_emit, which numbers the rows of a record: add it, UInt32 (`tallyflow ddl`)"
     wrong = [seen.sink_at for seen, table in zip(config.by_sink, tables, strict=False) if _lacks_numbers(table.position_columns)]
     return [Fault(path_text((*at, "table")), text) for at in wrong]
 

@@ -150,7 +150,7 @@ def test_rows_of_another_form_reject_their_record(step: Step, source: str, mode:
     assert words in letter["message"]
 
 
-def test_one_row_of_a_batch_that_is_wrong_rejects_its_record_alone(step: Step) -> None:
+def test_a_wrong_row_of_a_batch_rejects_its_record_alone(step: Step) -> None:
     source = BATCH.replace(
         "    return pa.table", "    if any(item.get('size') == 13 for _, item in made): raise ValueError('13')\n    return pa.table"
     )
