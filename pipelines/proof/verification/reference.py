@@ -170,7 +170,7 @@ class Reference:
         self._insert("raw_frames", pa.table(rows))
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
-        """Add `position`, `stage` and `code` of dead letters; if they are known, `emit`, the number of the refused row, and `past_dedup`."""
+        """Add `position`, `stage` and `code` of dead letters; if known, `emit`, the number of the refused row, and `past_dedup`."""
         known = [name for name in ("position", "emit", "stage", "code", "past_dedup") if name in dead_letters.column_names]
         run_over(self._engine, "_tf_rows", dead_letters.select(known), "INSERT INTO dead_letters BY NAME FROM _tf_rows")
 
