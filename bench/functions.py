@@ -23,12 +23,28 @@ from pipelines.types.duckdb import open_engine
 EVENTS = 50_000
 ROUNDS = 9
 _SOURCE = """
+import numpy as np
 import pyarrow as pa
 def batch(batch):
     return pa.record_batch({"code": batch["code"], "price": batch["price"]})
 def row(record):
     return {"code": record["code"], "price": record["price"]}
+def two_of_batch(batch):
+    rows = pa.array(np.repeat(np.arange(len(batch), dtype=np.uint32), 2))
+    return pa.record_batch({"code": batch["code"].take(rows), "price": batch["price"].take(rows), "_row": rows})
+def two_of_row(record):
+    return [row(record), row(record)]
+def array(record):
+    return {"code": record["code"], "numbers": [1, 2, 3]}
 """
+_FUNCTIONS = (
+    ("batch", "batch", "one", ("price", "float64")),
+    ("row", "row", "one", ("price", "float64")),
+    ("two_of_batch", "batch", "many", ("price", "float64")),
+    ("two_of_row", "row", "many", ("price", "float64")),
+    ("array", "row", "one", ("numbers", "array")),
+)
+"""Name, mode, rows, and the second output."""
 _COLUMNS = {"code": "String"}
 
 
@@ -41,17 +57,20 @@ class FunctionCost:
 
 
 def measure(events: int = EVENTS, rounds: int = ROUNDS) -> list[FunctionCost]:
-    """Measure the steps without a function, and with one of 7 flat fields that returns two of them, by batch and by row."""
+    """Measure the steps without a function, and with one of 7 flat fields that returns two of them, by batch and by row.
+
+    Also with one that makes two rows of each event, and with one that returns an array of three numbers.
+    """
     frames = frames_of(events, 0)
     spent: dict[str, list[float]] = {}
     collect_rarely()
     with TemporaryDirectory() as directory, open_engine() as engine:
         Path(directory, "own.py").write_text(_SOURCE)
         programs = {"parse and map": program_of([], _COLUMNS)}
-        for mode in ("batch", "row"):
-            output = [{"name": "code", "type": "string"}, {"name": "price", "type": "float64"}]
-            transform = {"type": "python", "config": {"function": f"own:{mode}", "mode": mode, "output": output}}
-            programs[f"with a function by {mode}"] = program_of([transform], _COLUMNS, Path(directory))
+        for name, mode, rows, (second, kind) in _FUNCTIONS:
+            output = [{"name": "code", "type": "string"}, {"name": second, "type": kind}]
+            transform = {"type": "python", "config": {"function": f"own:{name}", "mode": mode, "rows": rows, "output": output}}
+            programs[f"with the function {name}"] = program_of([transform], _COLUMNS, Path(directory))
         for number in range(rounds + 2):
             for name, program in programs.items():
                 begun = _cpu_seconds()

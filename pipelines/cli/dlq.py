@@ -244,4 +244,6 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _position(row: dict[str, Any]) -> str:
-    return f"{row['_tf_sequence']}.{row['_tf_ordinal']}"
+    from pipelines.dead_letters.triage import position_as_text
+
+    return position_as_text(row)

@@ -95,7 +95,8 @@ def _print(found: "Preview", rows: int, program: "Program") -> None:
 def _print_rows(found: "Preview", rows: int, program: "Program", table: "MapToTable") -> None:
     from pipelines.preview.readable import readable_rows
 
-    ends = [(number, record.last.fields or {}) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
+    ended = [(number, record.last) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
+    ends = [(number, fields) for number, last in ended for fields in last.rows]
     made = [(number, row) for number, fields in ends for of, row in readable_rows(fields, program) if of is table]
     out.print(f"\n{len(made):,} rows for {table.database}.{table.table}{':' if rows and made else ''}", highlight=False)
     if rows and made:
@@ -129,23 +130,28 @@ def _print_record(found: "Preview", number: int, program: "Program") -> None:
     out.print(f"record {number}: {value}", markup=False, highlight=False, soft_wrap=True)
     for seen in _document(record, program)["steps"]:
         reason = f": {seen['code']}: {seen['reason']}" if "code" in seen else ""
-        fields = json.dumps(seen["fields"], default=_plain, ensure_ascii=False) if "fields" in seen else ""
+        rows = seen.get("rows", [seen["fields"]] if "fields" in seen else [])
+        fields = " ".join(json.dumps(row, default=_plain, ensure_ascii=False) for row in rows)
         out.print(f"{seen['step']}: {seen['outcome']}{reason} {fields}".rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def _document(record: "Traced", program: "Program") -> dict[str, Any]:
+def _readable(fields: dict[str, Any], program: "Program") -> dict[str, Any]:
+    """Return a row as it is shown, of several tables by their legs."""
     from pipelines.preview.readable import readable_rows
 
+    rows = readable_rows(fields, program)
+    return {table.leg: row for table, row in rows} if program.tables.routes else rows[0][1]
+
+
+def _document(record: "Traced", program: "Program") -> dict[str, Any]:
     steps, is_mapped = [], False
     for seen in record.steps:
         is_mapped = is_mapped or seen.step == program.tables.name
-        fields = seen.fields
-        if is_mapped and fields:
-            rows = readable_rows(fields, program)
-            fields = {table.leg: row for table, row in rows} if program.tables.routes else rows[0][1]
+        shown = [_readable(fields, program) if is_mapped and fields else fields for fields in seen.rows]
         step: dict[str, Any] = {"step": seen.step, "outcome": seen.outcome}
-        if fields is not None:
-            step["fields"] = fields
+        if shown:
+            # A record of several rows has the fields of each.
+            step |= {"fields": shown[0]} if len(shown) == 1 else {"rows": shown}
         if seen.code:
             step |= {"code": seen.code, "field": seen.column, "reason": seen.reason}
         steps.append(step)

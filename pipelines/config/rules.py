@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.config.base import Faults, Location, repeated
 from pipelines.config.fields import UNKNOWN, Types, all_passed, apart, at_sink, checked, joins, known, of_source, source_of
+from pipelines.config.order import in_order
 from pipelines.config.partial import Unjudged
 from pipelines.config.sinks import DEAD_LETTERS, FALLBACK_FIELDS
 from pipelines.config.text import path_text
@@ -29,7 +30,7 @@ _NO_REASONS: Mapping[str, str] = {}
 
 def faults(config: Any) -> Faults:
     """Yield every fault between the sections of `config` as (location, sentence)."""
-    of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _lookups, _join_sources)
+    of_transforms = (_transform_sources, _transforms_order, _dedups, _transform_fields, _several_rows, _lookups, _join_sources)
     for rule in (_sources, *of_transforms, _sinks, _mapping, _formats, _rollups, _lanes, _streams):
         try:
             yield from rule(config)
@@ -108,6 +109,23 @@ def _transform_fields(config: Any) -> Faults:
                 yield from _faulty((*at, *asked.at), asked, passed.before, passed.transform.config.language, why)
         except Unjudged:
             continue
+
+
+def _several_rows(config: Any) -> Faults:
+    """Yield the faults of functions that make several rows of a record, where their rows are not exact yet."""
+    runs = in_order(config)
+    several = [(place, index) for place, (index, one) in enumerate(runs) if one.config.makes_several]
+    for place, index in several:
+        at = ("transforms", index, "config", "rows")
+        behind = next((other for other, one in runs[place:] if one.type == "dedup"), None)
+        if joins(config):
+            yield at, "`many` does not go with a join yet: let it be `one`, and make rows of an array in ClickHouse, by arrayJoin in a view"
+        elif config.transforms[index].source_id is not None and len(config.sources) > 1:
+            yield at, "`many` is for the records of all sources: leave out source_id, and let it return those of the others as one row"
+        elif behind is not None:
+            yield at, f"`many` does not go before a dedup yet: move this transform behind transforms[{behind}], which compares records"
+        elif index != several[0][1]:
+            yield at, f"transforms[{several[0][1]}] makes several rows already: let one function make all of them"
 
 
 def _lookups(config: Any) -> Faults:

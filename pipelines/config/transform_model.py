@@ -60,6 +60,11 @@ class TransformConfig(Model):
         """Return, as JSON values, what gives a field of `made`; `input` names the fields that it reads, empty for all."""
         raise TypeError(f"{type(self).__name__} makes no field {made.name!r}")
 
+    @property
+    def makes_several(self) -> bool:
+        """Whether it may make several rows of a record. Also asked of a `Partial`."""
+        return False
+
     def attach(self, tables: Mapping[str, Any]) -> None:
         """Take the tables of the file by their names."""
 

@@ -32,7 +32,7 @@ from pipelines.progress import Progress
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
-from pipelines.protocol.positions import ORDINAL_BITS, packed_record, position_keys
+from pipelines.protocol.positions import ORDINAL_BITS, first_rows, packed_record, position_keys
 from pipelines.protocol.purge import Purged, read_purged
 from pipelines.protocol.records import INSTANT
 from pipelines.protocol.redrive import by_source
@@ -164,7 +164,7 @@ def _accepted(engine: Engine, config: Program, frames: Iterable[pa.Table], wante
 
 def _keyed(engine: Engine, config: Program, dead_letters: pa.Table) -> pa.Table:
     """Return _ACCEPTED of the own records of dead letters of one source, but for those that the stages before dedup would reject today."""
-    rows = run(config, engine, list(frames_of_dead_letters([dead_letters], []))).rows
+    rows = first_rows(run(config, engine, list(frames_of_dead_letters([dead_letters], []))).rows)
     here = dead_letters.take(rows.column("_tf_ordinal"))
     times = rows.column(TIME_COLUMN) if config.dedup.time_field else here.column("_tf_arrival").cast(pa.int64())
     return pa.table([pa.array(position_keys(here)), *(rows.column(name) for name in KEY_COLUMNS), times], schema=_ACCEPTED)

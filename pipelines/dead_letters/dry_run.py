@@ -36,6 +36,7 @@ from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.lookup_offers import last_offer
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import DROPPED, label_of
+from pipelines.protocol.positions import first_rows
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, encode_frame, joined
 from pipelines.protocol.redrive import by_source, records_of_dead_letters
 
@@ -83,7 +84,7 @@ def rehearse(config: PipelineConfig, state: KeyState, dead_letters: Iterable[pa.
         rejected.append(made.dead_letters)
         counts.update(made.counts)
     passed = joined(rows)
-    accepted, duplicates, late = passed.num_rows, 0, 0
+    accepted, duplicates, late = first_rows(passed).num_rows, 0, 0
     if stage.dedup.key:
         judged = state.settled(lambda chain: _judged(state, chain, stage, passed, frames))
         accepted, duplicates, late = judged["accepted"], judged["duplicates"], judged["late"]
@@ -145,6 +146,6 @@ def _judged(state: KeyState, chain: ProcessState, stage: Program, rows: pa.Table
         store.open(live_runs(lists, str(bucket)))
         found, late = stage.dedup.first_of_keys(share, store, times)
         accepted, dropped = parted(found.accepted)
-        counts.update({"accepted": accepted.num_rows, "duplicates": found.duplicates.num_rows, "late": late.num_rows})
+        counts.update({"accepted": first_rows(accepted).num_rows, "duplicates": found.counts[1], "late": late.num_rows})
         counts.update(counts_of(dropped))
     return counts

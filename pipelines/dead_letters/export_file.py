@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipelines.dead_letters.triage import letter_position, position_as_text
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.positions import Position, record_position
@@ -45,7 +46,7 @@ def line_of(dead_letter: dict[str, Any]) -> str:
     """Return one dead letter, a row of `DEAD_LETTER_SCHEMA` with `fingerprint` and `state`, as a line without its end."""
     size = dead_letter["oversize"]
     record = {
-        "position": f"{dead_letter['_tf_sequence']}.{dead_letter['_tf_ordinal']}",
+        "position": position_as_text(dead_letter),
         "source": dead_letter["source"],
         "topic": dead_letter["_tf_topic"],
         "partition": dead_letter["_tf_partition"],
@@ -150,15 +151,15 @@ def edited_frames(edited: Edited, found: Iterable[tuple[int, pa.Table]], framing
     `found` are the dead letters that may be taken, by frame, with `row`. An edited value is the whole record, even if the dead letter held
     only its head. Raise ConfigurationError, before the first portion, for such a dead letter without an edited value.
     """
-    dead_letters = [(sequence, {**row, **edited.changes[_position(row)]}) for sequence, table in found for row in table.to_pylist()]
+    dead_letters = [(sequence, {**row, **edited.changes[letter_position(row)]}) for sequence, table in found for row in table.to_pylist()]
     faults = []
     for _, dead_letter in dead_letters:
-        if "value" in edited.changes[_position(dead_letter)]:
+        if "value" in edited.changes[letter_position(dead_letter)]:
             dead_letter["oversize"] = None
             dead_letter["headers"] = [pair for pair in dead_letter["headers"] or [] if pair[0] != UNREADABLE_HEADER]
         elif dead_letter["oversize"]:
             only_head = "the dead letter holds only the head of the record; add the whole record as `value`"
-            faults.append(Fault(f"position {dead_letter['_tf_sequence']}.{dead_letter['_tf_ordinal']}", only_head))
+            faults.append(Fault(f"position {position_as_text(dead_letter)}", only_head))
     if faults:
         raise ConfigurationError(f"reading {edited.name}", faults)
     for start in range(0, len(dead_letters), MAX_PLAN_RANGES):
@@ -174,7 +175,3 @@ def _row_ranges(dead_letters: list[tuple[int, dict[str, Any]]]) -> RowRanges:
     for sequence, dead_letter in dead_letters:
         rows.setdefault(sequence, []).append(dead_letter["row"])
     return [(sequence, ranges_of(np.array(found))) for sequence, found in rows.items()]
-
-
-def _position(dead_letter: dict[str, Any]) -> Position:
-    return Position(dead_letter["_tf_sequence"], dead_letter["_tf_ordinal"])

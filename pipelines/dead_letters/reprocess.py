@@ -19,7 +19,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
 from pipelines.dead_letters.stream import frames_that_may_go, read_frames, stored_to, with_states
-from pipelines.dead_letters.triage import Selection
+from pipelines.dead_letters.triage import ExactSelection, Selection
 from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN
@@ -81,7 +81,7 @@ class Reprocessing:
     def enter_edited(self, edited: Edited) -> Outcome:
         """Redrive the dead letters of a file with their content there, except for dead letters taken since it was written."""
         left: Counter[str] = Counter()
-        frames = list(self._frames(WAITING, Selection(positions=edited.positions), left, needs_whole=False))
+        frames = list(self._frames(WAITING, ExactSelection(positions=edited.positions), left, needs_whole=False))
         unknown = len(edited.positions) - sum(dead_letters.num_rows for _, dead_letters in frames) - left.total()
         if unknown:
             raise ConfigurationError(

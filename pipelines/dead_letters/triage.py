@@ -4,7 +4,7 @@ In: dead letters of the dlq stream (`dead_letter_rows.DEAD_LETTER_SCHEMA`), fram
 here changes anything.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
 from pipelines.process.steps import in_order, kinds
-from pipelines.protocol.positions import Position
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position
 from pipelines.protocol.records import joined
 from pipelines.protocol.redrive import OPEN, WAITING
 
@@ -47,7 +47,7 @@ REMEDIES = {
     "expression_error": "correct the expression, or the producer; the message has the values that it read",
     "not_finite": "keep the expression from dividing by zero or overflowing, for example by nullif",
     "python_error": "correct the function, or the producer; the message has the exception and the values that it read",
-    "python_rows": "let the function return the declared fields in their types, and at most one row for each record",
+    "python_rows": "let the function return the declared fields in their types; several rows for a record need `rows: many`",
     "python_timeout": "make the function faster on such a record, or raise its `timeout`; it may also wait for something outside",
     "python_died": "the function ends its process on this record: look at its native libraries, and at the memory it takes",
     "lookup_missing": "add the row to the table and reprocess, or set `missing` of the look-up to `null` or `drop`",
@@ -60,7 +60,9 @@ REMEDIES = {
 class Selection:
     """A selection of dead letters by all given conditions. `since` is inclusive, `until` exclusive, both of arrivals.
 
-    `states` are of `redrive.STATES`, `positions` raw positions with emit 0, `not_rejected_by` a version of the stage configuration.
+    `states` are of `redrive.STATES`, `positions` raw positions, of a refused row of several with its
+    number, `not_rejected_by` a version of the stage configuration. A position without a number, or with 0, selects all dead letters of its
+    record.
     """
 
     stage: str | None = None
@@ -94,9 +96,32 @@ class Selection:
         if self.states is not None:
             dead_letters = dead_letters.filter(pc.is_in(dead_letters.column("state"), value_set=pa.array(sorted(self.states), pa.string())))
         if self.positions is not None:
-            positions = zip(*(dead_letters.column(name).to_pylist() for name in ("_tf_sequence", "_tf_ordinal")), strict=True)
-            dead_letters = dead_letters.filter(pa.array([Position(*position) in self.positions for position in positions], pa.bool_()))
+            names = (*SEQUENCE_AND_ORDINAL, "refused_row")
+            positions = [letter_position(row) for row in dead_letters.select(names).to_pylist()]
+            dead_letters = dead_letters.filter(pa.array([self._names(self.positions, one) for one in positions], pa.bool_()))
         return dead_letters
+
+    def _names(self, positions: frozenset[Position], position: Position) -> bool:
+        return position in positions or position._replace(emit=0) in positions
+
+
+@dataclass(frozen=True)
+class ExactSelection(Selection):
+    """A selection whose positions each select the dead letter of one row: that of their number, of 0 the first or the only one."""
+
+    def _names(self, positions: frozenset[Position], position: Position) -> bool:
+        return position in positions
+
+
+def letter_position(dead_letter: Mapping[str, Any]) -> Position:
+    """Return the raw position of a dead letter, of a refused row of several with its number."""
+    return Position(dead_letter["_tf_sequence"], dead_letter["_tf_ordinal"], dead_letter["refused_row"] or 0)
+
+
+def position_as_text(dead_letter: Mapping[str, Any]) -> str:
+    """Return the position of a dead letter as commands show and take it: without a number unless it is of one row."""
+    position = letter_position(dead_letter)
+    return str(position) if dead_letter["refused_row"] is not None else str(position).removesuffix(".0")
 
 
 @dataclass(frozen=True)
@@ -147,7 +172,7 @@ def _groups_of(dead_letters: pa.Table) -> Iterator[Group]:
             letters=members.num_rows,
             first=limits["min"],
             last=limits["max"],
-            position=Position(example["_tf_sequence"], example["_tf_ordinal"]),
+            position=letter_position(example),
             topic=example["_tf_topic"],
             partition=example["_tf_partition"],
             offset=example["_tf_offset"],
@@ -186,6 +211,8 @@ def dead_letters_at(frames: Iterable[pa.Table], position: Position) -> pa.Table:
     found = []
     for frame in frames:
         is_it = pc.and_(pc.equal(frame.column("_tf_sequence"), position.sequence), pc.equal(frame.column("_tf_ordinal"), position.ordinal))
+        if position.emit:
+            is_it = pc.and_(is_it, pc.fill_null(pc.equal(frame.column("refused_row"), position.emit), False))
         dead_letters = frame.filter(is_it)
         if dead_letters.num_rows:
             found.append(with_fingerprints(dead_letters))

@@ -21,8 +21,8 @@ from pipelines.errors import FunctionHaltError, HaltError
 from pipelines.expressions.evaluate import NOT_FINITE
 from pipelines.expressions.messages import inputs_of
 from pipelines.functions.host import Answer, CallFailedError, CallTimeoutError, Failure, Host, HostDiedError
-from pipelines.functions.spec import PYTHON_DIED, PYTHON_TIMEOUT, Function
-from pipelines.types.vectors import one_chunk, to_mask
+from pipelines.functions.spec import PYTHON_DIED, PYTHON_ROWS, PYTHON_TIMEOUT, Function
+from pipelines.types.vectors import Numbers, one_chunk, to_mask
 
 ROWS_PER_CALL = 16_384
 MAX_IN_A_ROW = 8
@@ -35,11 +35,18 @@ _PARTS_AFTER_KILL = 16
 _ATTEMPTS = 3
 """Calls of one row that must all end the host: a host may also be killed from outside."""
 _MAX_HOSTS = 8
+MOST_OUTPUT_BYTES = 128 * 1024
+"""Texts and bytes that a function may make of a row: a row must fit into a frame, also with a field in several columns."""
+_WIDE_INPUT_BYTES = 60 * 1024
+"""The size of a row from which on the mapping checks what it has become."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """The rows that pass, ascending, their outputs in the declared types, and the failures in row order."""
+    """The rows that pass, ascending, their outputs in the declared types, and the failures in row order.
+
+    A row of which a function makes several passes as often, and none of them if it fails.
+    """
 
     passed: npt.NDArray[np.int64]
     outputs: pa.Table
@@ -158,7 +165,7 @@ class _Search:
         answer = self._host.call(batch, alone)
         self._host.seconds_per_row = (time.monotonic() - begun) / batch.num_rows
         self._hung = 0
-        return _called_of(answer)
+        return _called_of(answer, batch)
 
     def _cut(self, batch: pa.RecordBatch, error: CallFailedError) -> Called:
         """Look for the rows over which a call raises: few rows are called for one by one."""
@@ -212,20 +219,37 @@ class _Search:
         return replace(_joined(self._host.function, []), failures=[(0, code, message)])
 
 
-def _called_of(answer: Answer) -> Called:
-    """Return the answer without the rows of which a number is not finite."""
-    rows, failures = answer.rows, list(answer.failures)
-    numbers = rows.column(0).to_numpy().astype(np.int64)
-    is_finite = np.ones(len(numbers), dtype=bool)
-    for field in rows.schema:
+def _called_of(answer: Answer, batch: pa.RecordBatch) -> Called:
+    """Return the answer over a batch without the rows of which a number is not finite, or which are too large."""
+    faults: dict[int, Failure] = {}
+    numbers, outputs = answer.rows.column(0).to_numpy().astype(np.int64), answer.rows.remove_column(0)
+    for field in outputs.schema:
         if pa.types.is_floating(field.type):
-            infinite = to_mask(pc.invert(pc.is_finite(rows.column(field.name))))
-            failures += [(row, NOT_FINITE, f"returns {field.name!r} that is not finite") for row in numbers[infinite & is_finite].tolist()]
-            is_finite &= ~infinite
-    outputs = rows.remove_column(0)
-    if is_finite.all():
-        return Called(numbers, outputs, failures)
-    return Called(numbers[is_finite], outputs.filter(pa.array(is_finite)), failures)
+            for row in numbers[to_mask(pc.invert(pc.is_finite(outputs.column(field.name))))].tolist():
+                faults.setdefault(row, (row, NOT_FINITE, f"returns {field.name!r} that is not finite"))
+    for row in _too_large(numbers, outputs, batch):
+        faults.setdefault(row, (row, PYTHON_ROWS, f"returns more than {MOST_OUTPUT_BYTES:,} bytes"))
+    if not faults:
+        return Called(numbers, outputs, answer.failures)
+    is_sound = ~np.isin(numbers, [*faults])
+    return Called(numbers[is_sound], outputs.filter(pa.array(is_sound)), [*answer.failures, *faults.values()])
+
+
+def _too_large(numbers: Numbers, outputs: pa.Table, batch: pa.RecordBatch) -> list[int]:
+    """Return the rows of the batch of which an output is too large, though they are not large themselves."""
+    if outputs.nbytes <= MOST_OUTPUT_BYTES:
+        return []
+    rows = np.unique(numbers[_sizes(outputs) > MOST_OUTPUT_BYTES])
+    return rows[_sizes(pa.Table.from_batches([batch.take(pa.array(rows))])) <= _WIDE_INPUT_BYTES].tolist() if len(rows) else []
+
+
+def _sizes(rows: pa.Table) -> Numbers:
+    """Return the bytes of the texts and bytes of each row."""
+    sizes = np.zeros(rows.num_rows, dtype=np.int64)
+    for column in rows.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return sizes
 
 
 def _batch_of(function: Function, rows: pa.Table) -> pa.RecordBatch:

@@ -15,7 +15,10 @@ import resource
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO, Protocol
@@ -27,7 +30,13 @@ REQUEST, ANSWER = struct.Struct("<BQ"), struct.Struct("<BQQ")
 OK, FAILED = 0, 1
 ROW = "_row"
 """The column that says from which row of the batch each returned row comes."""
+WRITTEN = ("array", "object", "map", "decimal")
+"""The declared types whose values the pipeline holds as text: JSON without spaces, or the digits of a decimal number."""
+MOST_ROWS = 10_000
+"""Rows that a function may make of one record: all rows of a batch are in memory."""
 _MAX_TEXT = 300
+_MOST_DIGITS = 200
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 _PAGE_BYTES = resource.getpagesize()
 Failure = tuple[int, str, str]
@@ -57,10 +66,16 @@ Load = Callable[[dict[str, Any], tuple[pa.Schema, pa.Schema]], Answering]
 
 
 class Host:
-    """The function, called as its mode says. `outputs`: the schema of the declared fields."""
+    """The function, called as its mode says. `outputs`: the schema of the declared fields; `written`: the type of those of WRITTEN.
 
-    def __init__(self, function: Callable[[Any], Any], mode: str, outputs: pa.Schema) -> None:
-        self._function, self._mode, self._outputs = function, mode, outputs
+    `makes_several`: it may make several rows of one.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], mode: str, outputs: pa.Schema, written: Mapping[str, str], makes_several: bool
+    ) -> None:
+        self._function, self._mode, self._outputs, self._written = function, mode, outputs, written
+        self._makes_several = makes_several
         self._answered = outputs.insert(0, pa.field(ROW, pa.uint32()))
 
     def answer(self, batch: pa.RecordBatch, alone: bool) -> tuple[pa.Table, list[Failure]]:
@@ -84,8 +99,12 @@ class Host:
         if not isinstance(returned, pa.RecordBatch | pa.Table):
             raise RowsError(f"returns {type(returned).__name__}, no pyarrow.RecordBatch")
         rows = self._row_numbers(returned, batch.num_rows)
-        columns = [_cast(_column(returned, field.name), field) for field in self._outputs]
+        columns = [self._as_declared(_column(returned, field.name), field) for field in self._outputs]
         return pa.table([rows, *columns], schema=self._answered)
+
+    def _as_declared(self, column: Any, field: pa.Field) -> Any:
+        kind = self._written.get(field.name)
+        return _cast(column, field) if kind is None else texts_of(column, field.name, kind)
 
     def _row_numbers(self, returned: pa.RecordBatch | pa.Table, count: int) -> pa.Array | pa.ChunkedArray:
         if ROW not in returned.schema.names:
@@ -93,9 +112,13 @@ class Host:
                 raise RowsError(f"returns {returned.num_rows} rows for {count}, without the column {ROW}")
             return pa.array(range(count), pa.uint32())
         rows = _cast(returned.column(ROW), pa.field(ROW, pa.uint32()))
-        ascends = rows.null_count == 0 and pc.all(pc.less(rows[:-1], rows[1:])).as_py() is not False
+        follows = pc.less_equal if self._makes_several else pc.less
+        ascends = rows.null_count == 0 and pc.all(follows(rows[:-1], rows[1:])).as_py() is not False
         if not ascends or (len(rows) and rows[-1].as_py() >= count):
-            raise RowsError(f"returns a column {ROW} that does not ascend from row to row below {count}")
+            several = "" if self._makes_several else "; `rows: many` allows a number several times"
+            raise RowsError(f"returns a column {ROW} that does not ascend from row to row below {count}{several}")
+        if self._makes_several and len(rows):
+            _check_number(pc.max(pc.value_counts(rows).field("counts")).as_py())
         return rows
 
     def _by_row(self, batch: pa.RecordBatch) -> tuple[pa.Table, list[Failure]]:
@@ -106,17 +129,24 @@ class Host:
         values = zip(*(column.to_pylist() for column in batch.columns), strict=True) if names else ((),) * batch.num_rows
         for number, record in enumerate(values):
             try:
-                made = function(dict(zip(names, record, strict=True)))
-                if made is None:
-                    continue
-                if not isinstance(made, dict):
-                    raise RowsError(f"returns {type(made).__name__}, no dict and no None: one record cannot become several")
+                made = self._rows_of(function(dict(zip(names, record, strict=True))))
             except BaseException as error:
                 failures.append((number, *described(error)))
                 continue
-            rows.append(number)
-            returned.append(made)
+            rows += [number] * len(made)
+            returned += made
         return self._checked(rows, returned, failures)
+
+    def _rows_of(self, returned: Any) -> list[dict[str, Any]]:
+        """Return the rows that the function has made of a record. Raise RowsError for anything else than rows."""
+        rows = [] if returned is None else returned if isinstance(returned, list | tuple) and self._makes_several else [returned]
+        if other := next((row for row in rows if not isinstance(row, dict)), None):
+            several = ", and no list of dicts" if self._makes_several else ": one record cannot become several without `rows: many`"
+            raise RowsError(f"returns {type(other).__name__}, no dict and no None{several}")
+        _check_number(len(rows))
+        if not self._written:
+            return list(rows)
+        return [row | {name: text_of(row[name], name, kind) for name, kind in self._written.items() if name in row} for row in rows]
 
     def _checked(self, rows: list[int], returned: list[dict[str, Any]], failures: list[Failure]) -> tuple[pa.Table, list[Failure]]:
         """Return the rows as a table; where a value has not its type, find the rows one by one."""
@@ -124,14 +154,14 @@ class Host:
             columns = [pa.array([made[field.name] for made in returned], field.type) for field in self._outputs]
             return pa.table([pa.array(rows, pa.uint32()), *columns], schema=self._answered), failures
         except (KeyError, pa.ArrowException, TypeError, ValueError, OverflowError):
-            sound = []
+            faults: dict[int, str] = {}
             for number, made in zip(rows, returned, strict=True):
-                if fault := self._fault(made):
-                    failures.append((number, "python_rows", fault))
-                else:
-                    sound.append((number, made))
-            if len(sound) == len(rows):
+                if number not in faults and (fault := self._fault(made)):
+                    faults[number] = fault
+            if not faults:
                 raise
+            failures += [(number, "python_rows", fault) for number, fault in faults.items()]
+            sound = [(number, made) for number, made in zip(rows, returned, strict=True) if number not in faults]
             return self._checked([number for number, _ in sound], [made for _, made in sound], failures)
 
     def _fault(self, made: dict[str, Any]) -> str:
@@ -143,6 +173,91 @@ class Host:
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 return f"returns {field.name!r} as {type(made[field.name]).__name__} {_cut(repr(made[field.name]), 40)}, no {field.type}"
         return ""
+
+
+def _check_number(rows: int) -> None:
+    if rows > MOST_ROWS:
+        raise RowsError(f"makes {rows:,} rows of a record, more than {MOST_ROWS:,}")
+
+
+def texts_of(column: Any, name: str, kind: str) -> pa.Array:
+    """Return a column of a type of WRITTEN as text. Raise RowsError for a column, or a value, of another form."""
+    if not _holds(column.type, kind):
+        raise RowsError(f"returns {name!r} as {column.type}, no {kind}")
+    return pa.array([text_of(value, name, kind) for value in column.to_pylist(maps_as_pydicts="strict")], pa.string())
+
+
+def _holds(found: pa.DataType, kind: str) -> bool:
+    if pa.types.is_null(found) or _family(found) == "text":
+        return True
+    if kind == "decimal":
+        return bool(pa.types.is_decimal(found) or pa.types.is_integer(found))
+    is_list = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
+    return bool(is_list if kind == "array" else pa.types.is_struct(found) or pa.types.is_map(found))
+
+
+def text_of(value: Any, name: str, kind: str) -> str | None:
+    """Return a value of a type of WRITTEN as text; one that is text already is read first. Raise RowsError for another form."""
+    if value is None:
+        return None
+    try:
+        if kind == "decimal":
+            return _digits(value)
+        found = json.loads(value, object_pairs_hook=_distinct, parse_constant=_refused) if isinstance(value, str) else value
+        if not isinstance(found, list | tuple if kind == "array" else dict):
+            raise RowsError(f"{type(value).__name__} {_cut(repr(value), 40)}, no {kind}")
+        text = json.dumps(_plain(found), ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except json.JSONDecodeError:
+        raise RowsError(f"returns {name!r} as text {_cut(repr(value), 40)} that is no JSON") from None
+    except UnicodeEncodeError:
+        raise RowsError(f"returns {name!r} with text that is not UTF-8") from None
+    except RowsError as error:
+        raise RowsError(f"returns {name!r} as {error}") from None
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON: instants and dates become text, decimals the text of their digits, and tuples lists."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else _refused(repr(value))
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        if other := next((key for key in value if not isinstance(key, str)), None):
+            raise RowsError(f"an object with the key {_cut(repr(other), 40)}, which is no text")
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Decimal):
+        return _digits(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    raise RowsError(f"something that holds {type(value).__name__} {_cut(repr(value), 40)}, which JSON has not")
+
+
+def _digits(value: Any) -> str:
+    number = value
+    if (isinstance(value, str) and _NUMBER.fullmatch(value)) or (isinstance(value, int) and not isinstance(value, bool)):
+        number = Decimal(value)
+    if (
+        not isinstance(number, Decimal)
+        or not number.is_finite()
+        or max(abs(number.adjusted()), len(number.as_tuple().digits)) > _MOST_DIGITS
+    ):
+        raise RowsError(f"{type(value).__name__} {_cut(repr(value), 40)}, no decimal")
+    return format(number, "f")
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise RowsError("JSON with a key twice")
+    return found
+
+
+def _refused(number: str) -> Any:
+    raise RowsError(f"something that holds {number}, which JSON has not")
 
 
 def described(error: BaseException) -> tuple[str, str]:
@@ -194,7 +309,8 @@ def _family(kind: pa.DataType) -> str:
 def main(load: Load) -> None:
     """Serve the function that the first line of the input names.
 
-    `root` of its files, `function`, `mode`, the schemas `inputs` and `outputs`, and `address_bytes`, its limit.
+    `root` of its files, `function`, `mode`, the schemas `inputs` and `outputs`, the types of outputs that are `written` as text,
+    whether it `makes_several` rows of one, and `address_bytes`, its limit.
     """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -229,7 +345,7 @@ def main(load: Load) -> None:
 
 
 def _load(start: dict[str, Any], schemas: tuple[pa.Schema, pa.Schema]) -> Host:
-    return Host(imported(start), start["mode"], schemas[1])
+    return Host(imported(start), start["mode"], schemas[1], start["written"], start["makes_several"])
 
 
 def imported(start: dict[str, Any]) -> Callable[[Any], Any]:

@@ -21,10 +21,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import HaltError
-from pipelines.functions.child import ANSWER, FAILED, REQUEST
+from pipelines.functions.child import ANSWER, FAILED, REQUEST, WRITTEN
 from pipelines.functions.code import archive_of, unpack
 from pipelines.functions.spark_errors import LOST
 from pipelines.functions.spec import PYTHON_DIED, Function
@@ -132,6 +133,8 @@ class Host:
             "mode": self.function.mode,
             "inputs": self.function.input_schema.serialize().to_pybytes().hex(),
             "outputs": self.function.output_schema.serialize().to_pybytes().hex(),
+            "makes_several": self.function.makes_several,
+            "written": {name: kind for name, kind in self.function.outputs if kind in WRITTEN},
             "address_bytes": 0 if has_spark else self._limits.address_bytes,
         }
         self._exchange([json.dumps(start).encode() + b"\n"], self._limits.spark_start_seconds if has_spark else self._limits.start_seconds)
@@ -238,7 +241,8 @@ class Host:
         except (struct.error, pa.ArrowException, ValueError, TypeError) as error:
             raise HostDiedError(f"gives an answer that cannot be read: {type(error).__name__}") from error
         numbers = rows.column(0).to_numpy()
-        is_sound = rows.schema.names[1:] == self.function.output_schema.names and (numbers[1:] > numbers[:-1]).all()
+        follows = np.greater_equal if self.function.makes_several else np.greater
+        is_sound = rows.schema.names[1:] == self.function.output_schema.names and follows(numbers[1:], numbers[:-1]).all()
         if not is_sound or max([-1, *numbers[-1:], *(row for row, _, _ in failures)]) >= count:
             raise HostDiedError("gives an answer to another question")
         return Answer(rows, failures)

@@ -9,7 +9,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit, raise_error
 from pyspark.sql.pandas.types import from_arrow_type
 
-from pipelines.functions.child import ROW, DescribedError, Failure, RowsError, described, imported, main
+from pipelines.functions.child import ROW, DescribedError, Failure, RowsError, described, imported, main, texts_of
 from pipelines.functions.spark_errors import LOST, NO_ACTION, described_spark
 from pipelines.functions.spark_plan import RefusedError, Rewriting, check, items, python_udfs
 from pipelines.functions.spark_rows import Rows, to_declared, to_spark
@@ -56,10 +56,20 @@ _JVM_HAS_ENDED = 3
 
 
 class DataFrameHost:
-    """The function as one plan. `schemas`: those of the declared inputs and outputs. Raise RefusedError or RowsError for another plan."""
+    """The function as one plan. Raise RefusedError or RowsError for another plan.
 
-    def __init__(self, session: SparkSession, function: Callable[[Any], Any], schemas: tuple[pa.Schema, pa.Schema], scratch: Path) -> None:
-        inputs, self._outputs = schemas
+    `schemas`: those of the declared inputs and outputs. `written`: as of `child.Host`; their columns are text.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        function: Callable[[Any], Any],
+        schemas: tuple[pa.Schema, pa.Schema],
+        scratch: Path,
+        written: Mapping[str, str],
+    ) -> None:
+        (inputs, self._outputs), self._written = schemas, written
         self._answered = self._outputs.insert(0, pa.field(ROW, pa.uint32()))
         argument = session.createDataFrame(pa.table([pa.nulls(1, field.type) for field in to_spark(inputs)], schema=to_spark(inputs)))
         # One row that no action survives: an action at load would make a constant of what it reads.
@@ -133,10 +143,14 @@ class DataFrameHost:
                     raise DescribedError(code, message) from error
         check_positions(table.column(0).to_pylist(), returned.column(0).to_pylist())
         try:
-            columns = [to_declared(returned.column(field.name), field) for field in self._outputs]
+            columns = [self._as_declared(returned.column(field.name), field) for field in self._outputs]
         except RowsError as error:
             raise DescribedError(*described(error)) from error
         return pa.table([returned.column(0).cast(pa.uint32()), *columns], schema=self._answered)
+
+    def _as_declared(self, column: Any, field: pa.Field) -> Any:
+        kind = self._written.get(field.name)
+        return to_declared(column, field) if kind is None else texts_of(column, field.name, kind)
 
 
 def check_positions(given: list[int], returned: list[int]) -> None:
@@ -213,7 +227,7 @@ def load(start: dict[str, Any], schemas: tuple[pa.Schema, pa.Schema]) -> DataFra
     scratch = Path(mkdtemp(dir=start["root"], prefix="_tf_"))
     session = start_session(Path(start["root"]), scratch)
     try:
-        return DataFrameHost(session, imported(start), schemas, scratch)
+        return DataFrameHost(session, imported(start), schemas, scratch, start["written"])
     except RefusedError as error:
         raise DescribedError("python_rows", str(error)) from error
     except (PySparkException, Py4JJavaError) as error:

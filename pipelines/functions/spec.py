@@ -21,7 +21,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Function:
-    """A function, its code by digest, and its fields as (name, source type). Raise ValueError for what cannot be called."""
+    """A function, its code by digest, and its fields as (name, source type). Raise ValueError for what cannot be called.
+
+    `makes_several`: it may make several rows of a record.
+    """
 
     reference: str
     code: str
@@ -29,6 +32,7 @@ class Function:
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     timeout_ms: int
+    makes_several: bool = False
 
     @property
     def stage(self) -> str:
@@ -46,6 +50,8 @@ class Function:
             or not self.outputs
         ):
             raise ValueError(f"{self.reference}: its code, mode, timeout, inputs or outputs are no such thing")
+        if self.makes_several and self.mode == "pyspark":
+            raise ValueError(f"{self.reference}: a function over DataFrames makes one row of a record at most")
         for name, kind in (*self.inputs, *self.outputs):
             if kind not in SOURCE_TYPES or name.startswith("_tf_"):
                 raise ValueError(f"{self.reference}: {name!r} as {kind!r} is no field of a function")

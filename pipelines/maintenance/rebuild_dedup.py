@@ -27,7 +27,7 @@ from pipelines.process.stage_config import config_of
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, FrameTimes
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone
 from pipelines.protocol.naming import is_then_dropped
-from pipelines.protocol.outcomes import DUPLICATE, THEN_DROPPED, WRITTEN, residue
+from pipelines.protocol.outcomes import DUPLICATE, MADE, THEN_DROPPED, WRITTEN, residue
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, packed, position_keys
 from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import decode_columns
@@ -82,7 +82,7 @@ class DedupRebuilding(Rebuilding):
 
     def _counted_accepted(self) -> int:
         """Return the number of accepted records since the beginning, by the ledger: those with a row, and those dropped then."""
-        return self._counted(WRITTEN.total) + self._counted(THEN_DROPPED)
+        return self._counted(WRITTEN.total) - self._counted(MADE) + self._counted(THEN_DROPPED)
 
     def _positions_held(self) -> Words:
         """Return the positions of the accepted records that are replayed, sorted, as the streams show them."""
@@ -124,8 +124,9 @@ class DedupRebuilding(Rebuilding):
             entries = entries.take(entries.time > config.dedup.expired_us(behind))
         span = (self._at.sequence, behind.sequence)
         self._list(str(bucket), listed(store.add(entries, span, config.dedup.expired_us(self._at), has_turn=True)))
-        self._accepted += firsts.accepted.num_rows
-        self._duplicates += firsts.duplicates.num_rows
+        accepted, duplicates = firsts.counts
+        self._accepted += accepted
+        self._duplicates += duplicates
 
     def result(self) -> Rebuilt:
         counted = (self._counted("rows_in"), self._counted_accepted(), self._counted(DUPLICATE.total))

@@ -18,6 +18,7 @@ from pipelines.progress import Progress
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ProcessDone, ProcessPlan, Watermarks
 from pipelines.protocol.ledger import Open, read_chain
 from pipelines.protocol.naming import Names
+from pipelines.protocol.positions import first_rows
 from pipelines.types.engine import Engine
 
 
@@ -36,7 +37,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Rows of some frames, in position order, with KEY_COLUMNS: the rows that dedup has compared and that were not late.
+    """A row of each record of some frames, in position order, with KEY_COLUMNS: the records that dedup has compared and that were not late.
 
     `times`: the times on which the window is measured. `watermarks` are NEVER if these are arrivals. `records`: the number of records in
     the frames.
@@ -95,7 +96,7 @@ def replayed(
     for program, step in portions:
         progress("replaying the raw stream", step[-1].message.sequence - start.sequence, to - start.sequence)
         made = run(program, engine, step)
-        rows, records = made.rows, made.counts["rows_in"]
+        rows, records = first_rows(made.rows), made.counts["rows_in"]
         frames = None
         if config.dedup.time_field:
             frames = FrameTimes.of(rows, (frame.message for frame in step), before, config.dedup.window_us, config.sources)

@@ -183,7 +183,7 @@ def _value(value: Any) -> bytes | None:
 def rows_by_sink(found: Preview, program: Program, config: PipelineConfig) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each table by the id of its sink, which is empty for the only one."""
     rows: dict[str, list[dict[str, Any]]] = {config.topology.file_id(leg): [] for leg in config.topology.sinks}
-    for fields in [record.last.fields or {} for record in found.records if record.last.outcome == ROW]:
+    for fields in [row for record in found.records if record.last.outcome == ROW for row in record.last.rows]:
         for table, row in readable_rows(fields, program):
             rows[config.topology.file_id(LegId.parse(table.leg))].append(row)
     return rows

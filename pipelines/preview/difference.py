@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,10 +23,13 @@ from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.positions import RawPositions, position_keys, position_text
+from pipelines.protocol.records import EMIT_FIELD
 from pipelines.types.columns import value_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.vectors import Mask, to_mask
 
+NUMBER_OF_ROWS = "number of rows"
+_EMIT_BITS = 32
 SHOWN_BYTES = 300
 """Bytes of a record that an example holds."""
 
@@ -175,6 +179,12 @@ class _Ends:
         """Return the rows of one table, with their positions."""
         return self.program.tables.rows_for(self.rows, table.leg)
 
+    def places(self, rows: pa.Table) -> npt.NDArray[np.uint64]:
+        """Return a number for each row: of its record in this portion, and its own among the rows of that."""
+        records = np.searchsorted(self.keys, position_keys(rows)).astype(np.uint64)
+        places: npt.NDArray[np.uint64] = (records << np.uint64(_EMIT_BITS)) | rows.column(EMIT_FIELD.name).to_numpy()
+        return places
+
     def _note_rows(self) -> None:
         """Note the records with rows: their endings differ by the tables that take them."""
         tables = self.program.tables.tables
@@ -237,7 +247,7 @@ def _compare_rows(found: Difference, before: _Ends, now: _Ends, pairs: Sequence[
     for pair in pairs:
         old, new = pair
         if old and new:
-            for key, name, shown in _changed_values(before.rows_of(old), now.rows_of(new), old, new):
+            for key, name, shown in _changed_values(before, now, old, new):
                 label = _label(pairs, pair, name)
                 found.columns[label] += 1
                 values.setdefault(key, {})[label] = shown
@@ -251,9 +261,19 @@ def _compare_rows(found: Difference, before: _Ends, now: _Ends, pairs: Sequence[
                 change.examples.append(_example(before, index, values=changed))
 
 
-def _changed_values(old_rows: pa.Table, new_rows: pa.Table, old: MapToTable, new: MapToTable) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
-    """Yield position, column, and the values before and now, of each value that differs; by column, then by position."""
-    keys, old_at, new_at = np.intersect1d(position_keys(old_rows), position_keys(new_rows), assume_unique=True, return_indices=True)
+def _changed_values(before: _Ends, now: _Ends, old: MapToTable, new: MapToTable) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+    """Yield position, column, and the values before and now, of each value that differs; by column, then by position.
+
+    Of a record that has rows before and now, another number of them is a difference in NUMBER_OF_ROWS.
+    """
+    old_rows, new_rows = before.rows_of(old), now.rows_of(new)
+    common, old_at, new_at = np.intersect1d(before.places(old_rows), before.places(new_rows), assume_unique=True, return_indices=True)
+    keys = before.keys[common >> np.uint64(_EMIT_BITS)]
+    counts = np.stack(
+        [np.bincount(np.searchsorted(before.keys, position_keys(rows)), minlength=len(before.keys)) for rows in (old_rows, new_rows)]
+    )
+    for index in np.flatnonzero((counts[0] != counts[1]) & (counts > 0).all(axis=0)).tolist():
+        yield int(before.keys[index]), NUMBER_OF_ROWS, (int(counts[0, index]), int(counts[1, index]))
     old_kinds, new_kinds = ({column.name: value_type(column.type) for column in table.columns} for table in (old, new))
     for name, kind in old_kinds.items():
         if name not in new_kinds:

@@ -12,22 +12,28 @@ import pyarrow as pa
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.positions import position_keys
+from pipelines.protocol.records import EMIT_FIELD
 from pipelines.types.columns import ColumnType, tuple_fields, value_type
 
 
 def rows_of_records(program: Program, rows: pa.Table) -> list[dict[str, Any]]:
-    """Return the row of each record of `rows`, which are as the mapping gives them.
+    """Return each of `rows`, which are as the mapping gives them.
 
-    With several sinks it is the record's row of each sink that takes it, by the sink's leg.
+    With several sinks it is the row of each sink that takes it, by the sink's leg.
     """
     tables = program.tables
     found: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
-    index = {key: number for number, key in enumerate(position_keys(rows).tolist())}
+    index = {place: number for number, place in enumerate(_places(rows))}
     for table in tables.routed:
         mine = tables.rows_for(rows, table.leg)
-        for key, row in zip(position_keys(mine).tolist(), mine.select(table.insert_columns).to_pylist(), strict=True):
-            found[index[key]] |= {table.leg: row} if tables.routes else row
+        for place, row in zip(_places(mine), mine.select(table.insert_columns).to_pylist(), strict=True):
+            found[index[place]] |= {table.leg: row} if tables.routes else row
     return found
+
+
+def _places(rows: pa.Table) -> list[tuple[int, int]]:
+    """Return the record of each row, and its number among the rows of it."""
+    return list(zip(position_keys(rows).tolist(), rows.column(EMIT_FIELD.name).to_pylist(), strict=True))
 
 
 def readable_rows(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, dict[str, Any]]]:

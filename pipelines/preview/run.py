@@ -4,7 +4,7 @@ The steps are those of the process leg; dedup begins with an empty store. Only a
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from pipelines.preview.readable import rows_of_records
 from pipelines.preview.trial import Trial, step_names
 from pipelines.process.arrivals import Arrived, steps
 from pipelines.process.program import Program
-from pipelines.protocol.positions import position_keys, position_text
+from pipelines.protocol.positions import first_rows, position_keys, position_text
 from pipelines.types.duckdb import open_engine
 
 PASSED, ROW, REJECTED = "passed", "row", "rejected"
@@ -26,8 +26,9 @@ PASSED, ROW, REJECTED = "passed", "row", "rejected"
 class Seen:
     """A record at one step. `outcome`: passed, row, duplicate, rejected, dropped, or, at a join, kept, unmatched or waiting.
 
-    `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `stage`, `code`,
-    `column` and `reason` are those of the dead letter, if it is rejected. `place`: of the step among those of the preview.
+    `fields`: after the step, if it passed; behind the mapping to several sinks, the row of each by the sink's leg. `others`: the same of
+    its other rows, if it has several. `stage`, `code`, `column` and `reason` are those of the dead letter, if it is rejected. `place`: of
+    the step among those of the preview.
     """
 
     step: str
@@ -38,6 +39,12 @@ class Seen:
     column: str | None = None
     reason: str = ""
     place: int = 0
+    others: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The fields of each of its rows; without one if it has not passed."""
+        return () if self.fields is None else (self.fields, *self.others)
 
 
 @dataclass
@@ -82,8 +89,8 @@ def preview(program: Program, frames: Iterable[Arrived]) -> Preview:
             raw = trial.read(portion)
             trace.add(raw)
             rows = trial.take(portion, raw, trace.note)
-            for record, row in zip(trace.of(rows), rows_of_records(program, rows), strict=True):
-                record.steps[-1] = replace(record.last, outcome=ROW, fields=row)
+            for record, made in trace.rows_of(rows, rows_of_records(program, rows)):
+                record.steps[-1] = replace(record.last, outcome=ROW, fields=made[0], others=tuple(made[1:]))
         trial.finish(trace.note)
     return Preview(tuple(trace.by_key.values()), step_names(program))
 
@@ -102,26 +109,35 @@ class _Trace:
         records = (Traced(position_text(key), *record) for key, record in zip(keys, zip(*columns, strict=True), strict=True))
         self.by_key |= zip(keys, records, strict=True)
 
-    def of(self, rows: pa.Table) -> list[Traced]:
-        """Return the records of `rows`, in their order."""
-        return [self.by_key[key] for key in position_keys(rows).tolist()]
+    def rows_of(self, rows: pa.Table, shown: Sequence[dict[str, Any]]) -> Iterator[tuple[Traced, list[dict[str, Any]]]]:
+        """Yield the records of `rows`, in their order, each with what is `shown` of its rows."""
+        for key, made in _by_record(rows, shown).items():
+            yield self.by_key[key], made
 
     def note(self, step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
         """Note what a step made of the records of `before`; see `trial.Note`."""
         name = self._names[step]
         is_routed = name == self._program.tables.name and self._program.tables.routes
         shown = rows_of_records(self._program, passed) if is_routed else _fields(passed)
-        fields = dict(zip(position_keys(passed).tolist(), shown, strict=True))
+        fields = _by_record(passed, shown)
         reasons = dict(zip(position_keys(rejected).tolist(), rejected.to_pylist(), strict=True))
-        for key in position_keys(before).tolist():
+        for key in position_keys(first_rows(before)).tolist():
             if key in fields:
-                seen = Seen(name, PASSED, fields[key], place=step)
+                seen = Seen(name, PASSED, fields[key][0], place=step, others=tuple(fields[key][1:]))
             elif key in reasons:
                 stage, code, column, reason = (reasons[key][part] for part in ("stage", "code", "field", "message"))
                 seen = Seen(name, REJECTED, None, stage, code, column, reason, step)
             else:
                 seen = Seen(name, dropped, place=step)
             self.by_key[key].steps.append(seen)
+
+
+def _by_record(rows: pa.Table, shown: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return what is `shown` of rows by the key of their record, in their order."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for key, one in zip(position_keys(rows).tolist(), shown, strict=True):
+        found.setdefault(key, []).append(one)
+    return found
 
 
 def _fields(rows: pa.Table) -> list[dict[str, Any]]:

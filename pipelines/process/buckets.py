@@ -101,7 +101,7 @@ class Buckets:
         append_rows(self.appender("duplicates", names.then_dropped(bucket)), dropped.select(list(SEQUENCE_AND_ORDINAL)))
         if self._config.dedup.keeps:
             append_rows(self.appender("duplicates", names.duplicates(bucket)), parted(deduplicated.duplicates)[0])
-        counts.update({**self._config.tables.counts(accepted), DUPLICATE.total: deduplicated.duplicates.num_rows, **counts_of(dropped)})
+        counts.update({**self._config.tables.counts(accepted), DUPLICATE.total: deduplicated.counts[1], **counts_of(dropped)})
         return late
 
     def first_of_keys(

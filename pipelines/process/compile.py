@@ -23,7 +23,7 @@ from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import Join
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
-from pipelines.protocol.records import POSITION_COLUMNS
+from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS
 from pipelines.types.columns import parse_type
 
 
@@ -76,6 +76,7 @@ def compile_program(config: PipelineConfig, tables: Sequence[TableFacts]) -> Pro
             targets[-1].check({**shared.known, **(FALLBACK_FIELDS if targets[-1].refused_by else {})})
         except ValueError as error:
             faults.append(Fault(path_text((*seen.sink_at, "mapping")), str(error)))
+    faults += _without_numbers_of_rows(config, shared.steps, targets)
     dead_letters = [
         _of_dead_letters(faults, seen, table) for seen, table in zip(config.by_table[len(config.by_sink) :], of_dead_letters, strict=True)
     ]
@@ -148,6 +149,19 @@ class _Compiled:
         """Raise ValueError for a step that drops records of a side of a join of which dedup has decided."""
         if self.is_side and step.drops and any(isinstance(one, Dedup) for one in self.steps):
             raise ValueError(f"a {step.name} behind the dedup of the same source is not supported before a join: put it before the dedup")
+
+
+def _without_numbers_of_rows(config: PipelineConfig, steps: Sequence[Step], tables: Sequence[MapToTable]) -> list[Fault]:
+    """Return the faults of tables that cannot tell the rows of one record apart, though they tell records apart."""
+    if not any(step.makes_several for step in steps):
+        return []
+    text = "the table has _tf_sequence but not _tf_emit, which numbers the rows of a record: add it, UInt32 (`tallyflow ddl`)"
+    wrong = [seen.sink_at for seen, table in zip(config.by_sink, tables, strict=False) if _lacks_numbers(table.position_columns)]
+    return [Fault(path_text((*at, "table")), text) for at in wrong]
+
+
+def _lacks_numbers(position_columns: Sequence[str]) -> bool:
+    return "_tf_sequence" in position_columns and EMIT_FIELD.name not in position_columns
 
 
 def _units_after(transform: Transform, units: Mapping[str, str]) -> dict[str, str]:

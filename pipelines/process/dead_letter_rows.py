@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys
-from pipelines.protocol.records import HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
+from pipelines.protocol.records import EMIT_FIELD, HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.vectors import one_chunk
 
 DEAD_LETTER_SCHEMA = pa.schema(
@@ -33,6 +33,7 @@ DEAD_LETTER_SCHEMA = pa.schema(
         ("origin", pa.string()),
         ("sink", pa.string()),
         ("source", pa.string()),
+        ("refused_row", pa.uint32()),
     ]
 )
 """Columns of a dead letter. Times are arrivals, never a clock.
@@ -40,7 +41,8 @@ DEAD_LETTER_SCHEMA = pa.schema(
 `value` is the whole record, or its first 1024 bytes if `oversize` holds its size and SHA-256. `attempts` counts rejections, including this
 one. `past_dedup`: dedup, if there is one, has accepted the record. `origin`: the position of the dead letter that this record was before it
 was redriven; null for a record that comes from Kafka. `sink`: the sink leg that refused it, now or before; null if none did. `source`: the
-id of its source in the pipeline file.
+id of its source in the pipeline file. `refused_row`: of a record that a function makes several rows of, the number of the one that a sink
+refused, now or before; null if the whole record is rejected.
 """
 
 _NONE = DEAD_LETTER_SCHEMA.empty_table()
@@ -54,7 +56,9 @@ def dead_letters(
     refused_by: str | None = None,
     is_past_dedup: bool = False,
 ) -> pa.Table:
-    """Return the dead letters for `rejected`; each of its rows names a record of `records` (in any order; every position at most once).
+    """Return the dead letters for `rejected`; each of its rows names a record of `records`, in any order.
+
+    Every position is there at most once, but for rows of one record that have their number in the column `_tf_emit`.
 
     `source`: the id of the records' source; None if their column `source` has it. `refused_by`: the sink leg that
     rejected the records, which is after dedup; so is what `is_past_dedup` says it of.
@@ -77,6 +81,8 @@ def dead_letters(
     if source is not None:
         columns["source"] = pa.repeat(pa.scalar(source), rejected.num_rows)
     columns |= _history(originals, refused_by, is_past_dedup or refused_by is not None)
+    if EMIT_FIELD.name in rejected.column_names:
+        columns["refused_row"] = rejected.column(EMIT_FIELD.name)
     return pa.table([columns[name] for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
@@ -103,5 +109,6 @@ def _history(records: pa.Table, refused_by: str | None, is_past_dedup: bool) -> 
         "last_time": arrival,
         "past_dedup": pc.or_(pc.fill_null(history["past_dedup"], False), is_past_dedup),
         "origin": history["origin"],
+        "refused_row": history["refused_row"],
         "sink": history["sink"] if refused_by is None else pa.repeat(pa.scalar(refused_by), records.num_rows),
     }

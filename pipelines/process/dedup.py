@@ -28,6 +28,7 @@ from pipelines.key_store.segments import Entries, by_hash
 from pipelines.key_store.store import Found
 from pipelines.process.rejections import Rejections
 from pipelines.process.watermarks import TIME_COLUMN, Times
+from pipelines.protocol.positions import is_first_row
 from pipelines.protocol.records import StageOutput
 from pipelines.types.columns import parse_type
 from pipelines.types.engine import Engine
@@ -47,11 +48,16 @@ _INSTANT = parse_type("DateTime64(6)")
 
 @dataclass(frozen=True)
 class Deduplicated:
-    """Accepted and dropped records, each in position order and without the hashes; entries to add, sorted."""
+    """The rows of accepted and of dropped records, each in position order and without the hashes; entries to add, sorted."""
 
     accepted: pa.Table
     duplicates: pa.Table
     entries: Entries
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of accepted and of dropped records."""
+        return int(is_first_row(self.accepted).sum()), int(is_first_row(self.duplicates).sum())
 
 
 def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str], stage: str = "dedup") -> StageOutput:

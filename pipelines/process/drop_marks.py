@@ -12,23 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.protocol.outcomes import THEN_DROPPED
-from pipelines.protocol.positions import position_keys
-from pipelines.protocol.records import TOPIC_TYPE
+from pipelines.protocol.positions import is_first_row, position_keys
+from pipelines.protocol.records import EMIT_FIELD, REFUSED_ROW_COLUMN, TOPIC_TYPE
 
 MARK_COLUMN = "_tf_then_dropped"
 """The total of the outcome with which a step behind dedup drops the record; null for a record that stays."""
 
 
 def marked(before: pa.Table, accepted: pa.Table, rejected: pa.Table, total: str) -> pa.Table:
-    """Return the rows of `before` that a step neither accepted nor rejected, with its outcome as their mark.
+    """Return the records of `before` of which a step neither accepted nor rejected a row, one row each, with its outcome as their mark.
 
     `before` and `accepted` are in position order. The fields are left out: no later step sees the record.
     """
     keys = position_keys(before)
-    is_dropped = np.ones(len(keys), dtype=bool)
+    is_dropped = is_first_row(before)
     for others in (accepted, rejected):
         is_dropped[np.searchsorted(keys, position_keys(others))] = False
-    rows = before.select([name for name in before.column_names if name.startswith("_tf_")]).filter(pa.array(is_dropped))
+    kept = [name for name in before.column_names if name.startswith("_tf_") and name not in (EMIT_FIELD.name, REFUSED_ROW_COLUMN)]
+    rows = before.select(kept).filter(pa.array(is_dropped))
     mark = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows.num_rows, dtype=np.int32)), pa.array([total]))
     return rows.append_column(MARK_COLUMN, mark.cast(TOPIC_TYPE))
 

@@ -45,7 +45,7 @@ from pipelines.protocol.bodies import NOTHING
 from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.outcomes import DUPLICATE
-from pipelines.protocol.positions import NO_POSITIONS, RawPositions
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, first_rows
 from pipelines.protocol.records import decode_parcel, encode_frame, joined
 from pipelines.protocol.run_lists import Lists
 
@@ -164,7 +164,7 @@ def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived
     for name, table in (*keys.items(), *rows_of.items()):
         lanes.shelf.put(item.exchange, stretch_name(item.number, name), table)
     window_us, timed = config.dedup.window_us, (frame.message for frame in frames)
-    times = FrameTimes.of(together, timed, NOTHING, window_us, config.sources).rows() if config.dedup.time_field else ()
+    times = FrameTimes.of(first_rows(together), timed, NOTHING, window_us, config.sources).rows() if config.dedup.time_field else ()
     sizes = {name: table.num_rows for name, table in rows_of.items()}
     return StagesReport(lanes.own, sizes, tuple(keys), counts, tuple(times)), joined(dead_letters)
 

@@ -27,6 +27,7 @@ from pipelines.protocol.bodies import Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import is_redriven
 from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.positions import first_rows
 from pipelines.protocol.records import joined
 
 Admitted = Callable[[Sequence[Arrived], Made], tuple[pa.Table, pa.Table]]
@@ -37,7 +38,7 @@ def frame_times(rows: pa.Table, frames: Iterable[Arrived], before: Watermarks, c
     """Return the times of all frames of a range after `before`, from the range's rows; None if the window is not measured on a field."""
     if not config.dedup.time_field:
         return None
-    return FrameTimes.of(rows, (frame.message for frame in frames), before, config.dedup.window_us, config.sources)
+    return FrameTimes.of(first_rows(rows), (frame.message for frame in frames), before, config.dedup.window_us, config.sources)
 
 
 def process_frames(connections: Connections, config: Program, item: ProcessItem, frames: Iterable[Arrived]) -> ProcessReport:

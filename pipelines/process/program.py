@@ -39,6 +39,8 @@ from pipelines.protocol.topology import SINK
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
+ROWS_ASSUMED = 8
+"""Rows of a record, for the size of plans: the rows of a plan are in memory together."""
 RELEASE = 6
 """Format and meaning of programs.
 
@@ -120,6 +122,11 @@ class Program:
         keyed = [index for index, step in enumerate(self.shared) if step.state is State.PER_BUCKET]
         if len(keyed) > 1:
             raise ValueError(f"step {self.shared[keyed[0]].name} must be the only one with state")
+        several = [index for index, step in enumerate(self.shared) if step.makes_several]
+        if any(step.makes_several for lane in self.lanes for step in lane.steps) or len(several) > 1:
+            raise ValueError("one step makes several rows of a record at most, and it is among the steps of all records")
+        if several and (self.join is not None or (keyed and keyed[0] > several[0])):
+            raise ValueError(f"step {self.shared[several[0]].name} makes several rows of a record, so it must be behind the one with state")
         if self.join is not None:
             self._check_join(self.join, keyed)
             return
@@ -202,6 +209,11 @@ class Program:
             return {}
         return {lane.source == join.right.source: lane.dedup for lane in self.lanes if lane.dedup.key}
 
+    @cached_property
+    def makes_several(self) -> bool:
+        """Whether a step makes several rows of a record."""
+        return any(step.makes_several for step in self.shared)
+
     @property
     def is_keyed(self) -> bool:
         """Whether rows cross the exchange by a key, and not by their Kafka partition."""
@@ -278,7 +290,11 @@ class Program:
 
     @property
     def widening(self) -> int:
-        """How many times the size of their records rows may take."""
+        """How many times the size of their records rows may take; where a step makes several of a record, an assumption."""
+        return self._widening_of_one * (ROWS_ASSUMED if self.makes_several else 1)
+
+    @property
+    def _widening_of_one(self) -> int:
         read = [column.field for table in self.tables.routed for column in table.columns]
         whole = [{column.name for column in lane.parse.columns if column.is_whole} for lane in self.lanes]
         if self.join is not None:

@@ -113,6 +113,11 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
             "the left records: restore their rows from a backup, or send these records to their topic once more, and each is joined anew"
         )
     database, name = config.sink.connection_params.database, config.sink.table
+    if any(transform.config.makes_several for transform in config.transforms):
+        raise NotSupportedError(
+            f"putting rows back into {before.table}: rows of a function that makes several of a record are not supported yet; nothing was "
+            "inserted. `tallyflow verify` names the records: restore the table from a backup, or send them to their topic once more"
+        )
     table = clickhouse.inspect(database, name)
     removes = removes_rows(table) if table else ""
     if removes:

@@ -40,7 +40,7 @@ def tally_table(pipeline: str, tally: Tally) -> Table:
             waiting = f"{leg.waiting:,}" + (" (a plan is open)" if leg.has_open_plan else "")
             table.add_row(
                 leg.leg if is_first else "",
-                f"{leg.rows_in:,}" if is_first else "",
+                (f"{leg.rows_in:,}" + (f", and {leg.made:,} made by a function" if leg.made else "")) if is_first else "",
                 outcome,
                 f"{rows:,}",
                 waiting if is_first and leg in tally.with_upstream else "",

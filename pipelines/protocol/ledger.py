@@ -18,7 +18,7 @@ from pipelines.protocol.codec import Count, F, Form, FormError, Seconds, Text, f
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 
-FORMAT = 2
+FORMAT = 3
 """Format of the entries: raised when a release writes other fields, or gives them another meaning."""
 Totals = dict[Text, Count]
 

@@ -1,8 +1,8 @@
 """The outcomes of everything that a leg reads: the one registry, by kind of leg, and their counting among the totals of a `done`.
 
-Every account of records reads it: tally, rebuild, audit, checks, metrics. For each leg, the number of records read is the sum of its
-outcomes. The steps of the process leg register their own outcomes (`register`). The totals of these begin with DROPPED, so that a reader
-that does not know a step still counts its records, and labels them with the step's name.
+Every account of records reads it: tally, rebuild, audit, checks, metrics. For each leg, the number of records read, and of the rows made
+beside them, is the sum of its outcomes. The steps of the process leg register their own outcomes (`register`). The totals of these begin
+with DROPPED, so that a reader that does not know a step still counts its records, and labels them with the step's name.
 """
 
 from collections.abc import Mapping
@@ -53,6 +53,8 @@ BY_KIND: dict[str, list[Outcome]] = {
 
 THEN_DROPPED = "then_dropped"
 """The total of the records that dedup has accepted and a step behind it has dropped; each is counted by its outcome, too."""
+MADE = "rows_made"
+"""The total of the rows that process has written beside the first ones of their records: a function has made several rows of these."""
 ROUTED = "routed."
 """Prefix of the totals of the process leg that count what it has written for a sink leg; a record may be in several of them."""
 
@@ -115,4 +117,4 @@ def label_of(total: str) -> str:
 
 def residue(kind: str, read: int, totals: Mapping[str, int]) -> int:
     """Return the number of `read` records that are not accounted for; zero unless there is a defect."""
-    return read - sum(counted(kind, totals).values())
+    return read + totals.get(MADE, 0) - sum(counted(kind, totals).values())

@@ -23,7 +23,7 @@ The packing is exact while a frame has under 2^20 rows, which its size guarantee
 _ORDINAL_MASK = (1 << ORDINAL_BITS) - 1
 MAX_ORDINAL = 2**32 - 1
 """Largest ordinal, and largest number of a row: a position with it comes after every other position of its sequence."""
-_SEQUENCE_AND_ORDINAL = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.0)?")
+_SEQUENCE_AND_ORDINAL = re.compile(r"([0-9]{1,15})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 SEQUENCE_AND_ORDINAL = ("_tf_sequence", "_tf_ordinal")
 """The columns of a record's position."""
@@ -35,6 +35,12 @@ Such rows stand on their subjects in the order of their causes, and headers of f
 RawPositions = npt.NDArray[np.uint64]
 """Packed positions."""
 NO_POSITIONS: RawPositions = np.zeros(0, dtype=np.uint64)
+
+
+_PLACE = np.dtype([("position", np.uint64), ("emit", np.uint32)])
+Places = npt.NDArray[np.void]
+"""Places of rows: the packed position of the record, and the number among its rows."""
+NO_PLACES: Places = np.zeros(0, dtype=_PLACE)
 
 
 class Position(NamedTuple):
@@ -74,11 +80,11 @@ class SourcePartition(NamedTuple):
 
 
 def record_position(text: str) -> Position:
-    """Parse a raw position as users write it: 17.3, or 17.3.0. Raise ValueError if it is malformed."""
+    """Parse a raw position as users write it: 17.3, or that of a row of it, 17.3.0. Raise ValueError if it is malformed."""
     found = _SEQUENCE_AND_ORDINAL.fullmatch(text)
     if found is None:
         raise ValueError(f"position {text[:80]!r} is not a sequence and an ordinal, such as 17.3")
-    return Position(int(found[1]), int(found[2]))
+    return Position(int(found[1]), int(found[2]), int(found[3] or 0))
 
 
 def packed(sequences: Any, ordinals: Any) -> RawPositions:
@@ -128,8 +134,35 @@ def position_keys(table: pa.Table) -> RawPositions:
     return packed(table.column("_tf_sequence").to_numpy(), table.column("_tf_ordinal").to_numpy())
 
 
+def row_places(rows: pa.Table) -> Places:
+    """Return the places of rows with `position`, the packed one of their record, and `emit`."""
+    places = np.empty(rows.num_rows, dtype=_PLACE)
+    for name in ("position", "emit"):
+        places[name] = rows.column(name).to_numpy()
+    return places
+
+
+def is_first_row(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return for each row whether it is the first one of its record; the rows of a record are neighbors."""
+    keys = position_keys(table)
+    is_first = np.ones(len(keys), dtype=bool)
+    is_first[1:] = keys[1:] != keys[:-1]
+    return is_first
+
+
+def first_rows(table: pa.Table) -> pa.Table:
+    """Return the first row of each record, whose rows are neighbors; the table itself if no record has several."""
+    is_first = is_first_row(table)
+    return table if is_first.all() else table.filter(pa.array(is_first))
+
+
+def rows_of_same(rows: pa.Table, records: pa.Table) -> pa.Table:
+    """Return those of `rows` that belong to a record of which `records` has a row."""
+    return rows.filter(pa.array(np.isin(position_keys(rows), position_keys(records))))
+
+
 def in_position_order(table: pa.Table) -> pa.Table:
-    """Return the rows sorted by (sequence, ordinal); the table itself if it is."""
+    """Return the rows sorted by (sequence, ordinal), those of a record as they are; the table itself if it is."""
     keys = position_keys(table)
     if (keys[1:] >= keys[:-1]).all():
         return table

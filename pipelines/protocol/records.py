@@ -57,12 +57,20 @@ No column type of ClickHouse reaches so far, so a record whose time is at either
 """
 
 HISTORY_SCHEMA = pa.schema(
-    [("attempts", pa.int32()), ("first_time", INSTANT), ("past_dedup", pa.bool_()), ("origin", pa.string()), ("sink", pa.string())]
+    [
+        ("attempts", pa.int32()),
+        ("first_time", INSTANT),
+        ("past_dedup", pa.bool_()),
+        ("origin", pa.string()),
+        ("sink", pa.string()),
+        ("refused_row", pa.uint32()),
+    ]
 )
 """Columns after RAW_SCHEMA if a raw frame holds redriven dead letters.
 
 They hold the number of the record's rejections, the time of the first, whether dedup has accepted it, the position of the last
-rejection, and the sink leg that has refused it: the other sinks have their rows of it.
+rejection, the sink leg that has refused it: the other sinks have their rows of it; and, of a record of several rows, the number of the row
+that was refused: its other rows are there. Null if the whole record was rejected.
 """
 
 POSITION_FIELDS = [
@@ -76,6 +84,8 @@ POSITION_FIELDS = [
 """The place of a record: raw stream sequence and ordinal in the frame (its identity), Kafka coordinates, and its arrival."""
 
 EMIT_FIELD = pa.field("_tf_emit", pa.uint32())
+REFUSED_ROW_COLUMN = "_tf_refused_row"
+"""`refused_row` of HISTORY_SCHEMA on its way to the step that makes several rows of a record."""
 POSITION_COLUMN_TYPES = (
     ("_tf_sequence", "UInt64"),
     ("_tf_ordinal", "UInt32"),

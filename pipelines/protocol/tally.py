@@ -1,7 +1,8 @@
 """The tally: per leg its input and the outcomes of it, from the running totals of each chain's last `done`.
 
 ingest    offsets passed  = records written + offsets without a record (gaps) + offsets skipped because they had expired
-process   records read    = written + duplicates dropped + dropped by other steps + taken by no sink + rejected (dead letters)
+process   records read    = written + duplicates dropped + dropped by other steps + taken by no sink + rejected (dead letters); where a
+          function makes several rows of a record, those behind the first are counted on the left, too
 sink      rows read       = rows confirmed by ClickHouse + refused by it + abandoned (dead letters, both) + refused into the fallback
 dead_letters  dead letters read = rows confirmed by ClickHouse, of a table of dead letters; that counts none of them as taken
 redrive   dead letters    = redriven + discarded + still dead letters
@@ -22,7 +23,7 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.existence import Streams, check_started
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Log, Plan, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.outcomes import REJECTED, counted, written_for
+from pipelines.protocol.outcomes import MADE, REJECTED, counted, written_for
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN
 from pipelines.protocol.topology import LegId, Topology, chain_of, takes_redriven
@@ -38,10 +39,12 @@ class TimedLog(Log, Streams, Protocol):
 
 @dataclass(frozen=True)
 class LegTally:
-    """One leg's account, since the pipeline began or since an instant. `residue` = rows_in - accounted; zero unless there is a defect.
+    """One leg's account, since the pipeline began or since an instant.
+
+    `residue` = rows_in + made - accounted; zero unless there is a defect.
 
     `waiting`: rows that the legs upstream had written and this one had not read, now; `waiting_before`: at the instant.
-    `upstream`: these legs.
+    `upstream`: these legs. `made`: the rows that functions have made beside the first ones of their records.
     """
 
     leg: str
@@ -51,10 +54,11 @@ class LegTally:
     has_open_plan: bool
     waiting_before: int = 0
     upstream: tuple[str, ...] = ()
+    made: int = 0
 
     @property
     def residue(self) -> int:
-        return self.rows_in - sum(self.outcomes.values())
+        return self.rows_in + self.made - sum(self.outcomes.values())
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ def from_chains(
             waiting = waiting_before = 0
         outcomes = counted(leg.kind, _less(totals, earlier))
         has_plan, upstream = chains[leg].plan is not None, topology.upstream(leg)
-        legs.append(LegTally(leg, read - read_before, outcomes, waiting, has_plan, waiting_before, upstream))
+        made = totals.get(MADE, 0) - earlier.get(MADE, 0)
+        legs.append(LegTally(leg, read - read_before, outcomes, waiting, has_plan, waiting_before, upstream, made))
     return Tally(tuple(legs), _dead_letter_tally({**chains, REDRIVE: taken}, old), since)
 
 

@@ -15,11 +15,12 @@ from pipelines.process.arrivals import read_again
 from pipelines.process.dead_letter_rows import dead_letters, with_causes
 from pipelines.process.rejection_limit import describe_position
 from pipelines.process.rejections import Rejections
+from pipelines.process.stage_config import config_of
 from pipelines.protocol.append import Appender, append_rows, last_position
 from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.naming import bucket_of_subject
 from pipelines.protocol.positions import CAUSE_COLUMNS, SEQUENCE_AND_ORDINAL, Position
-from pipelines.protocol.records import REJECTED_SCHEMA, Message, decode_frame, describe_frame
+from pipelines.protocol.records import EMIT_FIELD, REJECTED_SCHEMA, Message, decode_frame, describe_frame
 from pipelines.sink.chunks import Chunk
 
 Refused = tuple[tuple[int, str], ...]
@@ -45,11 +46,14 @@ def append_refused(connections: Connections, plan: SinkPlan, chunk: Chunk, refus
         rejected = pa.concat_tables(found)
         names = connections.names
         records = read_again(connections.log, names.stream("raw"), rejected)
-        table = dead_letters(records, rejected.select(REJECTED_SCHEMA.names), plan.config, source=None, refused_by=leg)
+        several = [EMIT_FIELD.name] if config_of(connections, plan.config).makes_several else []
+        table = dead_letters(records, rejected.select([*REJECTED_SCHEMA.names, *several]), plan.config, source=None, refused_by=leg)
         stream, subject = names.stream("dlq"), names.dead_letters(leg, bucket)
         appender = Appender(connections.log, stream, subject, last_position, last_of[bucket], framing=connections.means.framing)
         if CAUSE_COLUMNS[0] in rejected.column_names:
             append_rows(appender, with_causes(table, rejected), beside=CAUSE_COLUMNS)
+        elif several:
+            append_rows(appender, table.append_column(EMIT_FIELD, table.column("refused_row")), beside=several)
         else:
             append_rows(appender, table)
 
@@ -64,10 +68,13 @@ def describe_row(chunk: Chunk, row: int) -> str:
 
 
 def _rejected_rows(message: Message, coded: list[tuple[int, str, str]]) -> pa.Table:
-    """Return REJECTED_SCHEMA of the refused and abandoned rows of one out frame, (row, code, reason) each, their arrivals, and causes."""
+    """Return REJECTED_SCHEMA of the refused and abandoned rows of one out frame, (row, code, reason) each.
+
+    Beside it their arrivals, their numbers among the rows of their records, and causes.
+    """
     places, codes, reasons = zip(*coded, strict=True)
     frame = decode_frame(message.payload, describe_frame(message))
-    beside = ["_tf_arrival", *(name for name in CAUSE_COLUMNS if name in frame.column_names)]
+    beside = ["_tf_arrival", EMIT_FIELD.name, *(name for name in CAUSE_COLUMNS if name in frame.column_names)]
     rows = frame.select([*SEQUENCE_AND_ORDINAL, *beside]).take(pa.array(places))
     rejections = Rejections("sink", len(places))
     by_code = {code: [row for row, found in enumerate(codes) if found == code] for code in ("refused", "abandoned")}

@@ -1,4 +1,4 @@
-"""Small steps over whole columns that the stages share: masks."""
+"""Small steps over whole columns that the stages share: masks, and numbers of rows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,6 +7,8 @@ import pyarrow.compute as pc
 
 Mask = npt.NDArray[np.bool_]
 """One boolean per row."""
+Numbers = npt.NDArray[np.int64]
+"""Numbers of rows."""
 
 
 def to_mask(answer: pa.Array | pa.ChunkedArray) -> Mask:

@@ -3,7 +3,7 @@
 WITH keyed AS MATERIALIZED (
     SELECT parsed.position, key, at_us, then_dropped, accepted_before.position IS NOT NULL AS is_accepted
     FROM parsed LEFT JOIN accepted_before USING (position)
-    WHERE stage IS NULL AND NOT is_past
+    WHERE stage IS NULL AND NOT is_past AND is_first
 )
 SELECT position
 FROM (

@@ -1,10 +1,10 @@
 -- Dead letters against the records that the reference rejects: a dead letter that is missing, one that nothing explains, and one of another stage.
 SELECT CASE WHEN dead_letters.position IS NULL THEN 'missing' WHEN wanted IS NULL THEN 'extra' ELSE 'different' END AS kind,
        coalesce(dead_letters.position, rejected.position) AS position, wanted, dead_letters.stage AS found
-FROM (SELECT position, stage AS wanted FROM parsed WHERE position BETWEEN $first AND $last AND NOT starts_with(stage, 'dropped.')) AS rejected
+FROM (SELECT position, stage AS wanted FROM parsed WHERE position BETWEEN $first AND $last AND is_first AND NOT starts_with(stage, 'dropped.')) AS rejected
 FULL JOIN (
     SELECT position, dead_letters.stage, code
-    FROM dead_letters LEFT JOIN parsed USING (position)
+    FROM dead_letters LEFT JOIN (FROM parsed WHERE is_first) AS parsed USING (position)
     WHERE position BETWEEN $first AND $last AND NOT starts_with(dead_letters.stage, 'sink')
       AND NOT (code = 'row_too_large' AND coalesce(is_wide, false) AND parsed.stage IS NULL)
 ) AS dead_letters USING (position)

@@ -2,4 +2,4 @@
 -- kind count together.
 SELECT position FROM parsed
 WHERE (stage = '$stage' OR stage IS NULL AND then_dropped = '$stage' AND position IN (FROM accepted_before))
-  AND position BETWEEN $first AND $last
+  AND is_first AND position BETWEEN $first AND $last

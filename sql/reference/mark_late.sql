@@ -11,7 +11,7 @@ WHERE position IN (
         FROM parsed
         JOIN watermarks ON watermarks.sequence = parsed.position >> 20
         LEFT JOIN partitions_before AS before ON before."partition" = watermarks."partition"
-        WHERE stage IS NULL
+        WHERE stage IS NULL AND is_first
     )
     WHERE NOT is_past AND at_us < greatest(combined_us, newest_us) - $lateness_us
 )

@@ -1,2 +1,2 @@
--- Positions that the table must have and does not.
-SELECT position, 'a row' AS wanted, 'none' AS found FROM wanted ANTI JOIN found USING (position)
+-- Rows that the table must have and does not.
+SELECT position, CASE WHEN emit = 0 THEN 'a row' ELSE 'row ' || emit END AS wanted, 'none' AS found FROM wanted ANTI JOIN found USING (position, emit)

@@ -5,7 +5,7 @@ CREATE TABLE watermarks AS
 WITH
 frames AS (
     SELECT raw_frames.sequence, raw_frames."partition", max(at_us) AS newest_us, count(at_us) AS records
-    FROM raw_frames LEFT JOIN (SELECT position >> 20 AS sequence, at_us FROM parsed WHERE stage IS NULL) USING (sequence)
+    FROM raw_frames LEFT JOIN (SELECT position >> 20 AS sequence, at_us FROM parsed WHERE stage IS NULL AND is_first) USING (sequence)
     GROUP BY raw_frames.sequence, raw_frames."partition"
 ),
 counted AS (

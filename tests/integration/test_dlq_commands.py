@@ -82,7 +82,7 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
 def test_an_absent_letter_and_a_bad_position_are_reported(filled: PipelineCase) -> None:
     missing = filled.invoke("dlq", "show", str(filled.file), "9999.0")
     assert (missing.exit_code, missing.stderr.strip()) == (1, "no dead letter at position 9999.0")
-    for position in ("nonsense", "17", "-1.0", "1.2.3", "99999999999999999999.0"):
+    for position in ("nonsense", "17", "-1.0", "1.2.3.4", "99999999999999999999.0"):
         refused = filled.invoke("dlq", "show", str(filled.file), "--", position)
         assert (refused.exit_code, "is not a sequence and an ordinal" in unboxed(refused.stderr)) == (2, True), refused.output
 

@@ -27,7 +27,7 @@ def main() -> None:
         module = ModuleType("own")
         exec(f"{IMPORTS}def f(df):\n    {body}\n", module.__dict__)
         try:
-            table, failures = DataFrameHost(session, module.f, (INPUTS, OUTPUTS), scratch).answer(ROWS, alone=False)
+            table, failures = DataFrameHost(session, module.f, (INPUTS, OUTPUTS), scratch, {}).answer(ROWS, alone=False)
             verdicts[name] = ["runs", table.to_pylist(), failures]
         except (RefusedError, RowsError, DescribedError) as error:
             verdicts[name] = ["refused", str(error)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from pipelines.config import parse
+from pipelines.config import load, parse
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.readable import readable_rows
@@ -23,11 +23,13 @@ from pipelines.protocol.tally import tally
 from support.pipeline_case import PipelineCase
 from support.random_programs import Recipe, Sent
 
-ORDER = "ORDER BY _tf_sequence, _tf_ordinal"
+ORDER = "ORDER BY _tf_sequence, _tf_ordinal, _tf_emit"
 
 
 def play(case: PipelineCase, recipe: Recipe) -> None:
     """Produce the records of a recipe and run the pipeline over them."""
+    for name, text in recipe.files.items():
+        case.file.with_name(name).write_text(text)
     case.write_file(recipe.change)
     case.create_topic(3)
     share = -(-len(recipe.records) // recipe.parts)
@@ -46,7 +48,7 @@ def produce(case: PipelineCase, records: Sequence[Sent]) -> None:
 
 def previews(case: PipelineCase) -> tuple[Program, list[Preview]]:
     """Return the previews of what raw holds: of its frames, and of the records alone, as `--input` would give them."""
-    config = parse(case.file.read_text(), name="case", environment=case.environment())
+    config = load(case.file, case.environment())
     program = declared_program(config)
     log = case.log()
     try:
@@ -92,11 +94,14 @@ def _rejected(found: Preview) -> Counter[Any]:
 def _counts(found: Preview) -> dict[str, int]:
     """Return what the tally would say of the records."""
     names = {"row": "written to out", "duplicate": "duplicates dropped", "rejected": "dead letters"}
-    return dict(Counter(names.get(record.last.outcome, _dropped_by(record.last.step)) for record in found.records))
+    counts: Counter[str] = Counter()
+    for last in (record.last for record in found.records):
+        counts[names.get(last.outcome, _dropped_by(last.step))] += len(last.rows) if last.outcome == "row" else 1
+    return dict(counts)
 
 
 def _dropped_by(step: str) -> str:
-    return "taken by no sink" if step == "mapping" else f"dropped by {step}"
+    return {"mapping": "taken by no sink", "python": "dropped by function"}.get(step, f"dropped by {step}")
 
 
 def _tallied(case: PipelineCase) -> dict[str, int]:
@@ -112,7 +117,8 @@ def _stored(case: PipelineCase, program: Program, found: Preview, table: MapToTa
     """Put the rows that are shown of a table into one like it and return its content."""
     copy = f"{table.table}_preview"
     case.client().command(f"CREATE OR REPLACE TABLE {copy} AS {table.table}")
-    shown = [readable_rows(record.last.fields or {}, program) for record in found.records if record.last.outcome == "row"]
+    ended = [record.last for record in found.records if record.last.outcome == "row"]
+    shown = [readable_rows(row, program) for last in ended for row in last.rows]
     lines = [json.dumps(row, default=_plain, ensure_ascii=False) for rows in shown for of, row in rows if of is table]
     settings = {"date_time_input_format": "best_effort"}
     if lines:

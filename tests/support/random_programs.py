@@ -1,15 +1,17 @@
-"""Random pipeline files and their records: fields, filters, computes, dedup, mapping, bad records, null keys, Kafka's columns.
+"""Random pipeline files and their records: fields, filters, computes, functions of several rows, dedup, mapping, bad records, null keys.
 
 A program is drawn until it loads: only what a start would refuse is thrown away.
 """
 
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipelines.config import parse
+from pipelines.config import load
 from pipelines.errors import TallyflowError
 from pipelines.preview.declared import declared_program
 
@@ -29,11 +31,15 @@ class Sent:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pipeline file, as a change of the case's, and its records; they are produced in parts, with a run after each."""
+    """A pipeline file, as a change of the case's, and its records; they are produced in parts, with a run after each.
+
+    `files`: texts beside the pipeline file, by their names.
+    """
 
     change: Change
     records: list[Sent]
     parts: int = 1
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 VALUES: dict[str, list[Any]] = {
@@ -94,6 +100,27 @@ KAFKA_COLUMNS = [
 ]
 SCALARS = {"int", "int32", "uint8", "string", "bool", "int64", "bytes"}
 START = 1_780_000_000
+FUNCTIONS = {
+    "row": """
+def f(record):
+    text = str(record[{field!r}])
+    if text == "255":
+        raise ValueError("a bad number")
+    rows = [{{{name!r}: text[n:], {size!r}: len(text) - n}} for n in range(len(text) % 4)]
+    return rows if len(rows) != 3 else rows[0] if text[0] == "1" else [*rows, rows[0]]
+""",
+    "batch": """
+import pyarrow as pa
+def f(batch):
+    made = [(row, str(value)[n:]) for row, value in enumerate(batch[{field!r}].to_pylist()) for n in range(len(str(value)) % 3)]
+    if any(text == "200" for _, text in made):
+        raise ValueError("a bad number")
+    texts = pa.array([text for _, text in made], pa.string())
+    sizes = pa.array([len(text) for _, text in made], pa.int64())
+    return pa.table({{{name!r}: texts, {size!r}: sizes, "_row": pa.array([row for row, _ in made], pa.int64())}})
+""",
+}
+"""Functions that make several rows of a record, one, or none, and fail on some."""
 
 
 class _Draw:
@@ -107,6 +134,7 @@ class _Draw:
         self.types = {**self.fields, **{str(column["name"]): _type_of(column) for column in self.columns}}
         self.transforms: list[dict[str, Any]] = []
         self.made = 0
+        self.files: dict[str, str] = {}
 
     def program(self) -> Change:
         rng = self.rng
@@ -115,6 +143,9 @@ class _Draw:
             steps.append(self._stateless)
         if rng.random() < 0.7:
             steps.insert(rng.randint(0, len(steps)), self._dedup)
+        if rng.random() < 0.5:
+            behind = steps.index(self._dedup) + 1 if self._dedup in steps else 0
+            steps.insert(rng.randint(behind, len(steps)), self._function)
         for step in steps:
             step()
         sinks, buckets = self._sinks(), rng.choice([1, 2, 8])
@@ -159,6 +190,18 @@ class _Draw:
         outputs = [{"output_name": name, "output_type": kind, "expression": name} for name, kind in kept.items()]
         self.transforms.append({"type": "stateless", "config": {"language": "sql", "transforms": outputs}})
         self.types = kept
+
+    def _function(self) -> None:
+        read = self._one_of({"int", "int32", "int64", "uint8", "string"})
+        if read is None:
+            return
+        mode, name = self.rng.choice([*FUNCTIONS]), self._name()
+        size = f"{name}_size"
+        self.files["own.py"] = FUNCTIONS[mode].format(field=read, name=name, size=size)
+        output = [{"name": name, "type": "string"}, {"name": size, "type": "int64"}]
+        config = {"function": "own:f", "mode": mode, "rows": "many", "input": [read], "output": output}
+        self.transforms.append({"type": "python", "config": config})
+        self.types |= {name: "string", size: "int64"}
 
     def _dedup(self) -> None:
         rng = self.rng
@@ -225,16 +268,19 @@ def random_recipe(seed: int, document: dict[str, Any], records: int = 60) -> Rec
     while True:
         drawn = _Draw(rng)
         change = drawn.program()
-        if loads(change, document):
-            return Recipe(change, [drawn.record(number) for number in range(records)], rng.choice([1, 1, 2]))
+        if loads(change, document, drawn.files):
+            return Recipe(change, [drawn.record(number) for number in range(records)], rng.choice([1, 1, 2]), drawn.files)
 
 
-def loads(change: Change, document: dict[str, Any]) -> bool:
-    """Return whether a start would take the changed file."""
+def loads(change: Change, document: dict[str, Any], files: Mapping[str, str]) -> bool:
+    """Return whether a start would take the changed file, with `files` beside it."""
     trial = json.loads(json.dumps(document))
     change(trial)
-    try:
-        declared_program(parse(json.dumps(trial), name="drawn", environment={}, offline=True))
-    except TallyflowError:
-        return False
+    with TemporaryDirectory() as directory:
+        for name, text in {**files, "drawn.json": json.dumps(trial)}.items():
+            Path(directory, name).write_text(text)
+        try:
+            declared_program(load(Path(directory, "drawn.json"), {}, offline=True))
+        except TallyflowError:
+            return False
     return True

@@ -17,13 +17,14 @@ OutputType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
     "float", "float32", "float64", "bool", "bytes", "timestamp",
 ]  # fmt: skip
+FunctionType = Literal[OutputType, "array", "object", "map", "decimal"]
 
 
 class FunctionOutput(Model):
     """One field that the function returns."""
 
     name: FieldPath = ours(..., "Name of the field; it replaces a field of this name.")
-    type: OutputType = ours(..., "Type of the field. A value of another type rejects the record.")
+    type: FunctionType = ours(..., "Type of the field. A value of another type rejects the record.")
     unit: Unit | None = ours(None, "Unit since 1970 of a number that becomes a DateTime or DateTime64. Default: `s`.")
 
 
@@ -86,6 +87,13 @@ class PythonConfig(FunctionConfig):
         "batch",
         "What the function takes and returns: a `pyarrow.RecordBatch`, or for each record a dict; `None` for a dict drops the record.",
     )
+    rows: Literal["one", "many"] = ours(
+        "one", "How many rows it may make of a record: `many` allows a list of dicts, and the same number in `_row` several times."
+    )
+
+    @property
+    def makes_several(self) -> bool:
+        return self.rows == "many"
 
 
 class PythonTransform(TransformModel):

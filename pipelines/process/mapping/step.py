@@ -1,7 +1,8 @@
 """transform: parsed columns in, the sink's columns out.
 
 In: the records that parse accepted. Out: one column per mapping row, in its order, in the Arrow type in which ClickHouse takes that column
-type (`columns.arrow_type`); then the position columns with `_tf_emit` 0. A column that needs no change is passed through, not copied.
+type (`columns.arrow_type`); then the position columns, with `_tf_emit` 0 unless a record has several rows. A column that needs no change is
+passed through, not copied.
 
 Rejected, by the first column in mapping order that rejects, with the column's name as `field`:
 - `null_in_non_nullable`: null for a column that is neither Nullable nor has a DEFAULT. A DEFAULT is never applied to a null Array, Map or
@@ -94,8 +95,9 @@ def map_columns(engine: Engine, parsed: pa.Table, mapping: Sequence[TargetColumn
     """
     rejections = Rejections("transform", parsed.num_rows)
     columns = [_column(engine, parsed, target, rejections) for target in mapping]
-    emit = pa.array(np.zeros(parsed.num_rows, dtype=np.uint32))
-    positions = [emit if name == EMIT_FIELD.name else parsed[name] for name in POSITION_COLUMNS]
+    if EMIT_FIELD.name not in parsed.column_names:
+        parsed = parsed.append_column(EMIT_FIELD, pa.array(np.zeros(parsed.num_rows, dtype=np.uint32)))
+    positions = [parsed[name] for name in POSITION_COLUMNS]
     names = [*(target.name for target in mapping), *POSITION_COLUMNS, *keep]
     return rejections.split(parsed, pa.table([*columns, *positions, *(parsed[name] for name in keep)], names=names))
 

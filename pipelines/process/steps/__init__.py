@@ -22,6 +22,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pipelines.process.drop_marks import marked
 from pipelines.process.isolation import isolated
+from pipelines.process.whole_records import are_several, of_records
 from pipelines.protocol.outcomes import REJECTED, Outcome, check_registered
 from pipelines.protocol.records import StageOutput
 from pipelines.types.engine import Engine
@@ -101,6 +102,11 @@ class Step(Protocol):
         return any(outcome != REJECTED for outcome in self.outcomes)
 
     @property
+    def makes_several(self) -> bool:
+        """Whether it may make several rows of a record; behind it `_tf_emit` numbers them."""
+        return False
+
+    @property
     def archives(self) -> frozenset[str]:
         """The digests of the code that the step runs (`functions.code`), besides ours."""
         return frozenset()
@@ -167,6 +173,8 @@ def pass_through(
     for step, done_with in steps:
         output = isolated(step.stage, _applied(step, context), context.engine, rows, renew)
         _check_dropped(step, output)
+        if are_several(output.accepted):
+            output = of_records(rows, output)
         if not is_behind or step.rank is Rank.LAST:
             dropped.update(output.dropped)
         elif any(output.dropped.values()):

@@ -16,7 +16,7 @@ from pipelines.process.steps import Columns, Context, State, Step
 from pipelines.process.watermarks import BEFORE_COLUMN, TIME_COLUMN, Clocks, FrameTimes, with_newest_before
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.outcomes import DUPLICATE, REJECTED
-from pipelines.protocol.positions import in_position_order
+from pipelines.protocol.positions import first_rows, in_position_order, rows_of_same
 from pipelines.protocol.records import StageOutput, joined
 
 
@@ -80,9 +80,18 @@ class Dedup(Step):
         """Return (rows deduplicated against the bucket's store, the late rows); `rows`: all rows of a range in one bucket, in any order.
 
         The store is open on the state before the range. `frames`: the times of the whole range, if the window is measured on a field. Rows
-        of PAST_COLUMN were accepted at their first pass: they are accepted without a comparison.
+        of PAST_COLUMN were accepted at their first pass: they are accepted without a comparison. The rows of a record are accepted, or
+        dropped, together; of a late one there is one.
         """
         rows = in_position_order(rows)
+        records = first_rows(rows)
+        found, late = self._first_of_records(records, store, frames)
+        if records.num_rows < rows.num_rows:
+            accepted, duplicates = (rows_of_same(rows, part).select(part.column_names) for part in (found.accepted, found.duplicates))
+            found = replace(found, accepted=accepted, duplicates=duplicates)
+        return found, late
+
+    def _first_of_records(self, rows: pa.Table, store: KeyedStore, frames: FrameTimes | None) -> tuple[Deduplicated, pa.Table]:
         if PAST_COLUMN not in rows.column_names:
             return self._deduplicated(rows, store, frames)
         is_past = pc.fill_null(rows.column(PAST_COLUMN), False)

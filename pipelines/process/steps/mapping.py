@@ -11,26 +11,24 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.computed import Stored, where
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.process.steps import Columns, Context, Rank, Step
-from pipelines.protocol.outcomes import REJECTED, WRITTEN, register, routed_to
-from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys
-from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, empty_rejected
+from pipelines.protocol.outcomes import MADE, REJECTED, WRITTEN, register, routed_to
+from pipelines.protocol.positions import CAUSE_COLUMNS, is_first_row, position_keys
+from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput, empty_rejected
 from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type, quote_identifier, value_type
 from pipelines.types.fields import ParsedField
-from pipelines.types.vectors import Mask
+from pipelines.types.vectors import Mask, Numbers
 
 UNROUTED = register("unrouted", "taken by no sink")
 SINK_COLUMN = "_tf_sink"
 """The sink leg that refused a record before it was redriven: it alone takes the record now. Null for all others. Often absent."""
 _ROW = "_tf_row"
-Numbers = npt.NDArray[np.int64]
 
 
 class MappedColumn(NamedTuple):
@@ -187,7 +185,7 @@ class MapToTables(Step):
         records = rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
         positions = [name for name in POSITION_COLUMNS if name in rows.column_names]
         columns = {name: records.column(name) for name in (*positions, *keep)}
-        columns["_tf_emit"] = pa.array(np.zeros(len(numbers), dtype=np.uint32))
+        columns.setdefault(EMIT_FIELD.name, pa.array(np.zeros(len(numbers), dtype=np.uint32)))
         for number, one in enumerate(taken):
             places = np.searchsorted(one.numbers, numbers)
             is_taken = places < len(one.numbers)
@@ -222,11 +220,16 @@ class MapToTables(Step):
         return mine if pc.all(is_taken).as_py() in (True, None) else mine.filter(is_taken)
 
     def counts(self, rows: pa.Table) -> dict[str, int]:
-        """Count the rows, as `apply` gives them, and those that each sink takes, if they differ."""
+        """Count the rows, as `apply` gives them, in position order.
+
+        Count those behind the first ones of their records, too, if there are some, and those that each sink takes, if they differ.
+        """
+        made = rows.num_rows - int(is_first_row(rows).sum()) if pc.max(rows.column(EMIT_FIELD.name)).as_py() else 0
+        counts = {WRITTEN.total: rows.num_rows, **({MADE: made} if made else {})}
         if not self.routes:
-            return {WRITTEN.total: rows.num_rows}
+            return counts
         takes = {table.leg: rows.column(self._label(number)) for number, table in enumerate(self.routed)}
-        return {WRITTEN.total: rows.num_rows, **{routed_to(leg): int(pc.sum(mask).as_py() or 0) for leg, mask in takes.items()}}
+        return {**counts, **{routed_to(leg): int(pc.sum(mask).as_py() or 0) for leg, mask in takes.items()}}
 
 
 def _taken(context: Context, table: MapToTable, redriven_for: Sequence[str], rows: pa.Table, is_open: Mask) -> _Taken:

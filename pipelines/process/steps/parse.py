@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from pipelines.process.parse.step import parse
 from pipelines.process.steps import Columns, Context, Rank, Step
+from pipelines.process.whole_records import without_lost_rows
 from pipelines.protocol.outcomes import REJECTED
-from pipelines.protocol.records import StageOutput
+from pipelines.protocol.records import REFUSED_ROW_COLUMN, StageOutput, empty_rejected
 from pipelines.types.fields import ParsedField, check_fields
 from pipelines.types.record_columns import RecordColumn
 
@@ -47,7 +48,9 @@ class Parse(Step):
 
     def apply(self, context: Context, rows: pa.Table) -> StageOutput:
         keep = [name for name in rows.column_names if f"_tf_{name}" in context.carried]
-        return parse(context.engine, rows, self.parsed_fields, keep, self.columns)
+        tried = without_lost_rows(rows) if REFUSED_ROW_COLUMN not in context.carried else StageOutput(rows, empty_rejected())
+        parsed = parse(context.engine, tried.accepted, self.parsed_fields, keep, self.columns)
+        return StageOutput(parsed.accepted, pa.concat_tables([tried.rejected, parsed.rejected]))
 
 
 STEP = Parse

@@ -1,12 +1,14 @@
 """The step that calls a function of the user's own: its outputs become fields, and the records that it leaves out are dropped.
 
+With `rows: many` a record may become several rows (`whole_records`).
+
 The program names the function's code by its digest, so that a plan is finished with the code with which it was begun.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
@@ -14,9 +16,13 @@ from pipelines.errors import HaltError
 from pipelines.functions.spec import Function, Mode, versions
 from pipelines.process.rejections import Rejections
 from pipelines.process.steps import Columns, Context, Step
+from pipelines.process.whole_records import numbers_of_rows, wanted_rows
 from pipelines.protocol.outcomes import REJECTED, register
-from pipelines.protocol.records import StageOutput
+from pipelines.protocol.records import EMIT_FIELD, REFUSED_ROW_COLUMN, StageOutput
 from pipelines.types.fields import ParsedField, check_fields
+
+if TYPE_CHECKING:
+    from pipelines.functions.calls import Called
 
 DROPPED_BY_FUNCTION = register("function", "dropped by function")
 
@@ -25,7 +31,7 @@ DROPPED_BY_FUNCTION = register("function", "dropped by function")
 class Python(Step):
     """`function`, `code`, `mode`, `inputs`, `outputs` and `timeout_ms` are those of a `Function`.
 
-    `python` and `pyarrow`: the versions under which the program was compiled; another one halts the step.
+    `python` and `pyarrow`: the versions under which the program was compiled; another one halts the step. `rows`: how many of a record.
     """
 
     name = "python"
@@ -41,6 +47,7 @@ class Python(Step):
     timeout_ms: int
     python: str
     pyarrow: str
+    rows: Literal["one", "many"] = field(default="one", kw_only=True)
 
     @classmethod
     def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
@@ -51,7 +58,9 @@ class Python(Step):
         outputs = tuple((output.name, output.type) for output in config.output)
         digest = pack(config.directory, config.function.partition(":")[0], config.files)
         timeout_ms = config.timeout // timedelta(milliseconds=1)
-        made = cls(config.function, digest, getattr(config, "mode", cls.modes[0]), inputs, outputs, timeout_ms, *cls.versions_here())
+        mode = getattr(config, "mode", cls.modes[0])
+        rows: Literal["one", "many"] = getattr(config, "rows", "one")
+        made = cls(config.function, digest, mode, inputs, outputs, timeout_ms, *cls.versions_here(), rows=rows)
         HOSTS.check(made.called)
         return made
 
@@ -64,7 +73,19 @@ class Python(Step):
 
     @property
     def called(self) -> Function:
-        return Function(self.function, self.code, self.mode, self.inputs, self.outputs, self.timeout_ms)
+        return Function(self.function, self.code, self.mode, self.inputs, self.outputs, self.timeout_ms, self.makes_several)
+
+    @property
+    def makes_several(self) -> bool:
+        return self.rows == "many"
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        return (REFUSED_ROW_COLUMN,) if self.makes_several else ()
+
+    def encode(self) -> dict[str, Any]:
+        """Return the configuration as JSON values: `rows` only if it is many, so that other programs keep their version."""
+        return {name: value for name, value in super().encode().items() if name != "rows" or self.makes_several}
 
     @property
     def archives(self) -> frozenset[str]:
@@ -84,14 +105,23 @@ class Python(Step):
 
         self._check_versions()
         called = HOSTS.call(self.called, rows)
-        kept = rows if len(called.passed) == rows.num_rows else rows.take(pa.array(called.passed))
-        columns = dict(zip(kept.column_names, kept.columns, strict=True))
-        columns |= dict(zip(called.outputs.column_names, called.outputs.columns, strict=True))
         rejections = Rejections(self.stage, rows.num_rows)
         rejections.note_all(called.failures)
+        if self.makes_several:
+            return self._several(rows, called, rejections)
+        kept = rows if len(called.passed) == rows.num_rows else rows.take(pa.array(called.passed))
         rejected = rejections.split(rows, rows).rejected
         dropped = rows.num_rows - kept.num_rows - rejected.num_rows
-        return StageOutput(pa.table(columns), rejected, {DROPPED_BY_FUNCTION.total: dropped})
+        return StageOutput(_with_outputs(kept, called.outputs), rejected, {DROPPED_BY_FUNCTION.total: dropped})
+
+    def _several(self, rows: pa.Table, called: "Called", rejections: Rejections) -> StageOutput:
+        """Return the rows that were made, with their numbers; who calls counts the records."""
+        emits = numbers_of_rows(called.passed)
+        stays = wanted_rows(rows, called.passed, emits, rejections, self.function)
+        kept = rows.take(pa.array(called.passed)).select([name for name in rows.column_names if name != REFUSED_ROW_COLUMN])
+        made = _with_outputs(kept, called.outputs).append_column(EMIT_FIELD, emits)
+        made = made if stays.all() else made.filter(pa.array(stays))
+        return StageOutput(made, rejections.split(rows, rows).rejected, {DROPPED_BY_FUNCTION.total: 0})
 
     @classmethod
     def versions_here(cls) -> tuple[str, ...]:
@@ -110,6 +140,10 @@ class Python(Step):
                 f"{_named(here)}, which may give other values. Run it once under the versions before, with --until-caught-up; "
                 "every worker needs the same versions"
             )
+
+
+def _with_outputs(rows: pa.Table, outputs: pa.Table) -> pa.Table:
+    return pa.table(dict(zip((*rows.column_names, *outputs.column_names), (*rows.columns, *outputs.columns), strict=True)))
 
 
 def _named(versions: Sequence[str]) -> str:

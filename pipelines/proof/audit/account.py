@@ -3,7 +3,8 @@
 Raw positions are numbered in their order, and each place (out, dead letters, duplicates, table) is one byte per record: the number of times
 that it holds the position. So 100 million records take 0.6 GB, in whatever order the places are read. Counts stop at 255.
 
-A record gives at most one row; so (sequence, ordinal) is its position everywhere.
+(sequence, ordinal) is the position of a record everywhere. Where a function makes several rows of a record, a place holds it once, however
+many of its rows it has; `several_rows` compares those.
 
 Raw sequences up to `Limits.floor` are not compared: their outcomes may be purged. A position may be read before the legs after it have
 passed it: then it may be there or not, but never twice.
@@ -61,24 +62,65 @@ class RawFrames:
         return int(self._first[np.searchsorted(self.sequences, sequence, side="right")])
 
 
-class Tallied:
-    """The number of times that one place holds each raw record. Fill it by `add` before reading it."""
+@dataclass(frozen=True)
+class RowsOf:
+    """The rows of each raw record in one place: their counts, and sums over the hashes of their numbers."""
 
-    def __init__(self, raw: RawFrames) -> None:
-        self._raw = raw
+    counts: npt.NDArray[np.uint32]
+    sums: npt.NDArray[np.uint64]
+
+    @classmethod
+    def none(cls, records: int) -> "RowsOf":
+        return cls(np.zeros(records, dtype=np.uint32), np.zeros(records, dtype=np.uint64))
+
+    def plus(self, other: "RowsOf") -> "RowsOf":
+        return RowsOf(self.counts + other.counts, self.sums + other.sums)
+
+    def add(self, records: Numbers, emits: npt.NDArray[np.uint32]) -> None:
+        """Add a row of each of these records, by its number among those of the record."""
+        np.add.at(self.counts, records, 1)
+        np.add.at(self.sums, records, _hashes(emits))
+
+
+def _hashes(emits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Return 64 bits for each number that sums of few others do not meet (the finalizer of SplitMix64)."""
+    mixed = (emits.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+class Tallied:
+    """The number of times that one place holds each raw record. Fill it by `add` before reading it.
+
+    `has_several`: a record may have several rows; then a place holds it once, and `rows_of` has its rows.
+    """
+
+    def __init__(self, raw: RawFrames, has_several: bool = False) -> None:
+        self._raw, self.has_several = raw, has_several
         self.counts: Counts = np.zeros(len(raw), dtype=np.uint8)
+        self.rows_of = RowsOf.none(len(raw) if has_several else 0)
         self._strangers: list[RawPositions] = []
         self.rows = 0
 
-    def add(self, codes: RawPositions) -> None:
-        """Count one more of each of these positions, which may repeat."""
+    def add(self, codes: RawPositions, emits: npt.NDArray[np.uint32] | None = None) -> None:
+        """Count one more of each of these positions, which may repeat. `emits`: the numbers of the rows, if a record may have several."""
         numbers = self._raw.numbers(codes)
         self.rows += len(codes)
         is_raw = numbers >= 0
         if not is_raw.all():
             self._strangers.append(codes[~is_raw])
             numbers = numbers[is_raw]
-        _count(self.counts, numbers)
+        if not self.has_several:
+            _count(self.counts, numbers)
+            return
+        self.counts[numbers] = 1
+        self.rows_of.add(numbers, np.zeros(len(numbers), dtype=np.uint32) if emits is None else emits[is_raw])
+
+    @property
+    def times(self) -> npt.NDArray[np.uint32]:
+        """The number of rows of each record that this place holds; of one that has no more than one, whether it holds it."""
+        return self.rows_of.counts if self.has_several else (self.counts > 0).astype(np.uint32)
 
     @cached_property
     def strangers(self) -> RawPositions:
@@ -150,6 +192,11 @@ def _times(codes: RawPositions, code: int) -> int:
     return int(np.searchsorted(codes, code, side="right") - np.searchsorted(codes, code))
 
 
+def faults_at(hop: str, kind: Kind, raw: RawFrames, is_wrong: npt.NDArray[np.bool_]) -> "Fault":
+    """Return the fault of the raw records at which a hop is wrong."""
+    return Fault(hop, kind, raw.codes(np.flatnonzero(is_wrong)))
+
+
 @dataclass(frozen=True)
 class Fault:
     """Raw positions at which one hop is wrong in one way, ascending, each once."""
@@ -188,8 +235,9 @@ def _sink_faults(account: Account, table: Tallied, limits: Limits, first: int) -
     for one in places:
         total += one.counts
     is_confirmed = account.confirmed.counts[first:] > 0
-    yield Fault(OUT_TO_TABLE, MISSING, account.raw.codes(np.flatnonzero(is_confirmed & (total[first:] == 0)) + first))
-    yield Fault(OUT_TO_TABLE, DOUBLED, account.raw.codes(np.flatnonzero((total > 1) & (account.out.counts > 0))))
+    if not table.has_several:
+        yield Fault(OUT_TO_TABLE, MISSING, account.raw.codes(np.flatnonzero(is_confirmed & (total[first:] == 0)) + first))
+        yield Fault(OUT_TO_TABLE, DOUBLED, account.raw.codes(np.flatnonzero((total > 1) & (account.out.counts > 0))))
     unexplained = account.raw.codes(np.flatnonzero((account.out.counts[first:] == 0) & (total[first:] > 0)) + first)
     strangers = np.unique(np.concatenate([one.strangers for one in places]))
     yield Fault(OUT_TO_TABLE, EXTRA, np.union1d(unexplained, strangers[_is_compared(strangers, limits)]))
@@ -198,11 +246,11 @@ def _sink_faults(account: Account, table: Tallied, limits: Limits, first: int) -
 def dead_letter_faults(accounts: Sequence[Account], limits: Limits) -> Iterator[Fault]:
     """Yield a fault per kind of the hop from dead letters back to raw. `accounts`: of all sinks, whose dead letters differ.
 
-    A record may enter again once for each sink that has refused its row.
+    A record may enter again once for each sink that has refused its row, and for each row of several that one has refused.
     """
     account = accounts[0]
     entered, strangers, first = account.entered.counts, account.entered.strangers, account.raw.up_to(limits.floor)
-    refusals = np.sum([one.refused.counts > 0 for one in accounts], axis=0)
+    refusals = np.sum([one.refused.times for one in accounts], axis=0)
     yield Fault(
         DEAD_LETTERS_TO_RAW,
         DOUBLED,

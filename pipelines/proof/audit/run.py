@@ -8,7 +8,7 @@ copies that dedup has dropped, and which rows a table without position columns h
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
@@ -28,6 +30,7 @@ from pipelines.proof.audit.account import (
     OUT_TO_TABLE,
     RAW_TO_OUT,
     Account,
+    Fault,
     Limits,
     Tallied,
     compare,
@@ -37,9 +40,10 @@ from pipelines.proof.audit.dead_letter_table import compare_dead_letter_table
 from pipelines.proof.audit.kafka import KafkaSide
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.audit.report import AuditReport
+from pipelines.proof.audit.several_rows import ExpectedRows, row_faults, sink_row_faults
 from pipelines.proof.readers import streams
 from pipelines.proof.readers.streams import Coordinates, Subjects
-from pipelines.proof.readers.table import count_rows, position_batches, table_batches
+from pipelines.proof.readers.table import count_rows, position_batches, row_batches, table_batches
 from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source, snapshots_of
 from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
@@ -49,7 +53,7 @@ from pipelines.proof.verification.span import load_configs, read_history
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, is_then_dropped
-from pipelines.protocol.outcomes import DUPLICATE
+from pipelines.protocol.outcomes import DUPLICATE, MADE
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, RawPositions, SourcePartition, position_text, sequences_of, unpacked
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.topology import LegId
@@ -129,6 +133,17 @@ class Audit:
     # The places.
 
     @cached_property
+    def _has_several(self) -> bool:
+        """Whether records may have several rows, or have had."""
+        done = self._chains[self._config.topology.process].done
+        return self._stage_config is not None and (self._stage_config.makes_several or bool(done and done.body.totals.get(MADE)))
+
+    @staticmethod
+    def _places(rows: pa.Table) -> tuple[RawPositions, npt.NDArray[np.uint32]]:
+        """Return the positions of rows, and their numbers among those of their records."""
+        return rows.column("position").to_numpy(), rows.column("emit").to_numpy()
+
+    @cached_property
     def _stage_config(self) -> Program | None:
         """The configuration of the last range that was done; None before the first."""
         done = self._chains[self._config.topology.process].done
@@ -141,8 +156,9 @@ class Audit:
         """Return the account of the records as each sink has them: the tables are read first, then what comes before them."""
         tables = {seen.sink_leg: self._read_table(seen, raw) for seen in self._config.by_sink}
         self._progress("reading dead letters, out and duplicates")
-        dead_letters, duplicates, then_dropped, entered = (Tallied(raw.frames) for _ in range(4))
-        refused = {leg: Tallied(raw.frames) for leg in self._topology.sinks}
+        dead_letters, then_dropped, entered = (Tallied(raw.frames) for _ in range(3))
+        duplicates = Tallied(raw.frames, self._has_several)
+        refused = {leg: Tallied(raw.frames, self._has_several) for leg in self._topology.sinks}
         self._read_dead_letters(dead_letters, refused)
         outs = {leg: self._read_out(leg, raw) for leg in self._topology.sinks}
         for message in streams.read_frames(self._log, self._names, "duplicates", self._streams["duplicates"]):
@@ -170,12 +186,13 @@ class Audit:
 
     def _read_out(self, leg: LegId, raw: RawRead) -> tuple[Tallied, Tallied]:
         """Return the rows on the stream of a sink, and those of them that it has confirmed."""
-        out, confirmed, role, waiting = Tallied(raw.frames), Tallied(raw.frames), leg.input_role, 0
+        out, confirmed = (Tallied(raw.frames, self._has_several) for _ in range(2))
+        role, waiting = leg.input_role, 0
         for message in streams.read_frames(self._log, self._names, role, self._streams[role]):
-            codes = streams.positions_of(message)
-            out.add(codes)
+            codes, emits = self._places(streams.rows_of(message)) if self._has_several else (streams.positions_of(message), None)
+            out.add(codes, emits)
             if message.sequence <= self._to(leg):
-                confirmed.add(codes)
+                confirmed.add(codes, emits)
             elif message.sequence <= self._out_read_to[role]:
                 waiting += len(codes)
         self._report.cannot_prove(self._of("rows on out that the sink has not confirmed", leg), waiting)
@@ -190,21 +207,25 @@ class Audit:
         if not self._has_positions(seen.sink_leg):
             return None
         self._progress("reading the table")
-        table, first = Tallied(raw.frames), raw.frames.first_sequence
-        for positions in position_batches(seen.sink, f"_tf_sequence = 0 OR _tf_sequence >= {first}"):
+        table, first = Tallied(raw.frames, self._has_several), raw.frames.first_sequence
+        where = f"_tf_sequence = 0 OR _tf_sequence >= {first}"
+        for positions in () if self._has_several else position_batches(seen.sink, where):
             table.add(positions)
+        for rows in row_batches(seen.sink, where) if self._has_several else ():
+            table.add(*self._places(rows))
         older = count_rows(seen.sink, f"_tf_sequence > 0 AND _tf_sequence < {first}")
         self._report.leave_out(self._of("rows of the table whose raw frames are purged", seen.sink_leg), older)
         return table
 
     def _read_dead_letters(self, dead_letters: Tallied, refused: Mapping[LegId, Tallied]) -> None:
         abandoned = 0
-        for batch in streams.read_dead_letters(self._log, self._names, ("stage", "code", "sink"), self._streams["dlq"]):
+        for batch in streams.read_dead_letters(self._log, self._names, ("stage", "code", "sink", "refused_row"), self._streams["dlq"]):
             is_refused = pc.equal(batch.column("stage"), "sink")
             dead_letters.add(batch.filter(pc.invert(is_refused)).column("position").to_numpy())
             of_sinks = batch.filter(is_refused)
             for leg, tallied in refused.items():
-                tallied.add(of_sinks.filter(pc.equal(of_sinks.column("sink"), leg)).column("position").to_numpy())
+                mine = of_sinks.filter(pc.equal(of_sinks.column("sink"), leg))
+                tallied.add(mine.column("position").to_numpy(), pc.fill_null(mine.column("refused_row"), 0).to_numpy())
             abandoned += int(pc.sum(pc.equal(of_sinks.column("code"), "abandoned")).as_py() or 0)
         if abandoned:
             self._report.counts["given up by `plan abandon` (of the dead letters)"] = abandoned
@@ -221,19 +242,40 @@ class Audit:
         self._report.counts |= counts
         if account.diverted is not None:
             self._report.counts[self._of("refused into the fallback", leg)] = account.diverted.rows
-        for fault in compare(account, limits):
+        expected = ExpectedRows(account.raw) if self._has_several and not self._topology.refuser_of(leg) else None
+        for fault in self._faults(account, limits):
             codes = fault.codes
             if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and self._topology.refuser_of(leg):
                 # A fallback takes refused rows only, and those are missing in the table of the other sink.
                 continue
-            if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and len(codes):
-                codes = self._without_dropped(codes, leg, accounts, limits, directory)
-            self._report.find(self._of(fault.hop, leg), fault.kind, len(codes), self._named(seen, account, codes[: self._examples]))
+            if (fault.hop, fault.kind) == (RAW_TO_OUT, "missing") and (len(codes) or expected):
+                codes = self._without_dropped(codes, leg, accounts, limits, directory, expected)
+            self._find(seen, account, fault, codes)
+        for fault in row_faults(account, expected, limits) if expected else ():
+            self._find(seen, account, fault, fault.codes)
+
+    def _faults(self, account: Account, limits: Limits) -> Iterator[Fault]:
+        yield from compare(account, limits)
+        if account.table is not None and self._has_several:
+            yield from sink_row_faults(account, account.table, limits)
+
+    def _find(self, seen: PipelineConfig, account: Account, fault: Fault, codes: RawPositions) -> None:
+        place = self._of(fault.hop, seen.sink_leg)
+        self._report.find(place, fault.kind, len(codes), self._named(seen, account, codes[: self._examples]))
 
     def _without_dropped(
-        self, codes: RawPositions, leg: LegId, accounts: Mapping[LegId, Account], limits: Limits, directory: Path
+        self,
+        codes: RawPositions,
+        leg: LegId,
+        accounts: Mapping[LegId, Account],
+        limits: Limits,
+        directory: Path,
+        expected: ExpectedRows | None,
     ) -> RawPositions:
-        """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks."""
+        """Return the unexplained positions that verification does not prove to be dropped, or to be for other sinks.
+
+        `expected` is given the rows that it finds.
+        """
         history = read_history(self._log, self._names, self._topology, leg, None).up_to(limits.process_to).after(limits.floor)
         self._progress(f"looking for {len(codes):,} records that may have been dropped")
         snapshots = snapshots_of(self._config, self._directory)
@@ -242,7 +284,13 @@ class Audit:
         def accepted(first: int, last: int) -> RawPositions:
             return np.unique(np.concatenate([account.accepted(first, last) for account in accounts.values()]))
 
-        dropped = find_dropped(source, accepted, directory, self._progress)
+        def see_rows(first: int, last: int, rows: Iterator[pa.Table]) -> None:
+            if expected is not None:
+                expected.ranges.append((first, last))
+                for batch in rows:
+                    expected.tallied.add(*self._places(batch))
+
+        dropped = find_dropped(source, accepted, directory, self._progress, see_rows)
         sequences, copies = sequences_of(codes), np.intersect1d(codes, dropped.copies)
         unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in dropped.unread]
         unsure = np.unique(np.concatenate([np.intersect1d(codes, dropped.unsure), *unread]))

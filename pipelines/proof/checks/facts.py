@@ -20,13 +20,13 @@ from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sources import Source
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.checks.evaluate import Behind, PositionCounts, RepeatedKeys, ViewSum
-from pipelines.proof.readers.streams import positions_of
-from pipelines.proof.readers.table import position_batches
+from pipelines.proof.readers.streams import rows_of
+from pipelines.proof.readers.table import row_batches
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names, is_redriven
 from pipelines.protocol.outcomes import CONFIRMED
-from pipelines.protocol.positions import NO_POSITIONS, RawPositions, sequences_of
+from pipelines.protocol.positions import NO_PLACES, Places, row_places, sequences_of
 from pipelines.protocol.topology import DEAD_LETTERS, LegId, Topology
 from pipelines.types.columns import parse_type, quote_identifier
 
@@ -99,16 +99,16 @@ class TableFacts:
         parameters = {**self._names, "topics": [source.topic for source in self._config.sources]}
         return int(self._clickhouse.rows(self._doing("counting foreign rows of"), statement("checks/foreign_rows"), parameters)[0][0])
 
-    def held_of(self, positions: RawPositions) -> int:
-        """Count the ascending positions that have a row; the table has position columns.
+    def held_of(self, places: Places) -> int:
+        """Count the ascending places (`row_places`) that have a row; the table has position columns.
 
         Reads the rows of all raw frames in between.
         """
-        if not len(positions):
+        if not len(places):
             return 0
-        first, last = sequences_of(positions[[0, -1]]).tolist()
-        rows = position_batches(self._config.sink, f"_tf_sequence BETWEEN {first} AND {last}")
-        held = [np.intersect1d(batch, positions) for batch in rows]
+        first, last = sequences_of(places["position"][[0, -1]]).tolist()
+        rows = row_batches(self._config.sink, f"_tf_sequence BETWEEN {first} AND {last}")
+        held = [np.intersect1d(row_places(batch), places) for batch in rows]
         return len(np.unique(np.concatenate(held))) if held else 0
 
     def key_columns(self, dedup: DedupConfig) -> tuple[str, ...] | str:
@@ -234,10 +234,10 @@ def passes_every_row(definition: str, aggregates: Set[str]) -> bool:
 
 @dataclass(frozen=True)
 class Settled:
-    """The rows that the sink has confirmed: of all raw frames up to `sequence`, and, of later frames, at `positions` (ascending)."""
+    """The rows that the sink has confirmed: of all raw frames up to `sequence`, and, of later frames, at `places` (ascending)."""
 
     sequence: int
-    positions: RawPositions
+    places: Places
 
 
 def settled(log: JetStream, names: Names, sink: LegId) -> Settled | None:
@@ -257,7 +257,7 @@ def settled(log: JetStream, names: Names, sink: LegId) -> Settled | None:
     frames = [*log.fetch(names.stream(role), names.subjects(role), out, confirmed)] if confirmed > out else []
     if len(frames) < confirmed - out:
         return None
-    return Settled(sequence, np.unique(np.concatenate([NO_POSITIONS, *map(positions_of, frames)])))
+    return Settled(sequence, np.unique(np.concatenate([NO_PLACES, *(row_places(rows_of(frame)) for frame in frames)])))
 
 
 def confirmed_rows(log: JetStream, names: Names, sink: LegId) -> tuple[int, int]:

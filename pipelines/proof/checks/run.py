@@ -150,7 +150,7 @@ class _TableLook:
             reached = None
         positions = self._table.positions(reached.sequence if reached else 0)
         after = confirmed_rows(self._log, self._names, self._config.sink_leg)[1]
-        return Confirmed(before, after), positions, positions.settled + self._table.held_of(reached.positions) if reached else None
+        return Confirmed(before, after), positions, positions.settled + self._table.held_of(reached.places) if reached else None
 
     def _duplicates(self) -> CheckResult:
         if self._positions is None:

@@ -15,6 +15,7 @@ from pipelines.protocol.positions import ORDINAL_BITS
 from pipelines.protocol.records import decode_columns
 from pipelines.types.vectors import one_chunk
 
+_HISTORY = (("sink", pa.string()), ("refused_row", pa.uint32()))
 _BATCH_RECORDS = 20_000
 _BATCH_BYTES = 16 * 1024 * 1024
 
@@ -47,7 +48,7 @@ def _seen(frames: Iterable[Arrived], see: Callable[[Arrived], None]) -> Iterator
 def batch_of(frame: Arrived, parts: Collection[str]) -> pa.RecordBatch:
     """Return the records of a frame as FRAME_SCHEMA; only the columns that the reference needs are decoded."""
     message, has_history = frame.message, is_redriven(frame.message.subject)
-    names = ("value", "partition", "offset", "oversize", *parts, *(("past_dedup", "sink") if has_history else ()))
+    names = ("value", "partition", "offset", "oversize", *parts, *(("past_dedup", "sink", "refused_row") if has_history else ()))
     table = decode_columns(message.payload, names)
     rows = table.num_rows
     positions = (np.uint64(message.sequence) << np.uint64(ORDINAL_BITS)) | np.arange(rows, dtype=np.uint64)
@@ -63,7 +64,7 @@ def batch_of(frame: Arrived, parts: Collection[str]) -> pa.RecordBatch:
         *(_part(table, name) for name in ("key", "headers", "timestamp")),
         pa.array(is_oversize),
         pa.array(is_past),
-        one_chunk(table.column("sink")) if has_history else pa.nulls(rows, pa.string()),
+        *(one_chunk(table.column(name)) if has_history else pa.nulls(rows, kind) for name, kind in _HISTORY),
         pa.repeat(source_of_subject(message.subject), rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)

@@ -16,6 +16,7 @@ from pipelines.protocol.ledger import Log
 from pipelines.protocol.naming import Names, is_redriven, is_then_dropped
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, RawPositions, position_keys
 from pipelines.protocol.records import (
+    EMIT_FIELD,
     HEADER_FIRST,
     HEADER_TOPIC,
     Message,
@@ -124,6 +125,12 @@ def positions_of(message: Message) -> RawPositions:
     """Return the raw positions of the rows of an out, dead-letter or duplicates frame."""
     positions: RawPositions = position_keys(decode_columns(message.payload, SEQUENCE_AND_ORDINAL, describe_frame(message)))
     return positions
+
+
+def rows_of(message: Message) -> pa.Table:
+    """Return `position`, the raw position, and `emit`, the number among the rows of its record, of the rows of an out frame."""
+    found = decode_columns(message.payload, (*SEQUENCE_AND_ORDINAL, EMIT_FIELD.name), describe_frame(message))
+    return pa.table({"position": position_keys(found), "emit": found.column(EMIT_FIELD.name)})
 
 
 def read_then_dropped(log: JetStream, names: Names) -> Iterator[RawPositions]:

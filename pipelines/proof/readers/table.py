@@ -15,6 +15,7 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.clickhouse.connection import open_client
 from pipelines.connectors.clickhouse.errors import map_error
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, position_keys
+from pipelines.protocol.records import EMIT_FIELD
 from pipelines.types.columns import quote_identifier
 
 _RESPONSE_SECONDS = 300.0
@@ -35,6 +36,12 @@ def table_batches(sink: ClickHouseSink, columns: Sequence[str], where: str = "tr
 def position_batches(sink: ClickHouseSink, where: str = "true") -> Iterator[np.ndarray]:
     """Yield the positions of the rows as `records.position_keys`, as the server streams them."""
     yield from map(position_keys, table_batches(sink, SEQUENCE_AND_ORDINAL, where))
+
+
+def row_batches(sink: ClickHouseSink, where: str = "true") -> Iterator[pa.Table]:
+    """Yield `position`, as `position_batches`, and `emit`, the number among the rows of the record, as the server streams the rows."""
+    for found in table_batches(sink, (*SEQUENCE_AND_ORDINAL, EMIT_FIELD.name), where):
+        yield pa.table({"position": position_keys(found), "emit": found.column(EMIT_FIELD.name)})
 
 
 def stream_rows(sink: ClickHouseSink, sql: str, as_text: bool = False) -> Iterator[pa.Table]:

@@ -104,12 +104,15 @@ class DeadLetterVerifier:
         columns = self._columns()
         listed = "".join(f', f_{field} AS "{column.label}"' for field, column in columns)
         engine.execute(
-            f'CREATE VIEW expected AS SELECT position, bucket{listed}, topic, "partition", "offset", arrival_us FROM dead_letter_fields'  # noqa: S608
+            f'CREATE VIEW expected AS SELECT position, 0::UINTEGER AS emit, bucket{listed}, topic, "partition", "offset", arrival_us '  # noqa: S608
+            "FROM dead_letter_fields"
         )
         # The table's side leaves out rows that a join has not decided: there is none among dead letters.
         engine.execute("CREATE VIEW open_lefts AS SELECT NULL::UBIGINT AS position WHERE false")
         # Examples name the record that the dead letter is of.
-        engine.execute('CREATE VIEW parsed AS SELECT position, decode(topic) AS topic, "partition", "offset" FROM dead_letter_fields')
+        engine.execute(
+            'CREATE VIEW parsed AS SELECT position, true AS is_first, decode(topic) AS topic, "partition", "offset" FROM dead_letter_fields'
+        )
         positions = ("_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
         table = TableSide(engine, self._sink, [column for _, column in columns], positions, "reference/extra_dead_letter")
         self._progress("reading the table")

@@ -26,9 +26,12 @@ from pipelines.protocol.outcomes import DUPLICATE, REJECTED
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, first_position, last_position
 
 _ELSEWHERE = (
-    "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND NOT is_here AND position BETWEEN {first} AND {last}"
+    "SELECT position FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND position BETWEEN {first} AND {last} "
+    "GROUP BY position HAVING NOT bool_or(is_here)"
 )
 _COPIES = "SELECT position FROM dropped WHERE why = 'copy' AND position BETWEEN {first} AND {last}"
+_ROWS = "SELECT position, emit FROM parsed WHERE stage IS NULL AND then_dropped IS NULL AND is_here AND position BETWEEN {first} AND {last}"
+_ROWS_PER_BATCH = 1_000_000
 _UNSURE = "SELECT position FROM dropped WHERE why = 'unsure' AND position BETWEEN {first} AND {last}"
 _OPEN = "SELECT position FROM open_lefts WHERE why = '{why}' AND position BETWEEN {first} AND {last}"
 
@@ -50,11 +53,18 @@ class Dropped:
     unread: Sequence[tuple[int, int]]
 
 
-def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress) -> Dropped:
+SeeRows = Callable[[int, int, Iterator[pa.Table]], None]
+"""Takes the rows, `position` and `emit`, of the records of raw frames, from a first sequence to a last one, both inclusive."""
+
+
+def find_dropped(
+    source: Source, accepted: Callable[[int, int], RawPositions], directory: Path, progress: Progress, see_rows: SeeRows
+) -> Dropped:
     """Compute the dropped records of the history. A copy is one with a record of its key on out less than a window before it.
 
     `accepted`: the positions of the accepted records between two raw frames, both inclusive, as the streams show them: those on out, and
-    those that a step behind dedup has dropped. `directory`: as in `reference_engine`.
+    those that a step behind dedup has dropped. `directory`: as in `reference_engine`. `see_rows` takes the rows of all records, copies
+    too, where a step makes several rows of a record.
     """
     copies, unsure, elsewhere, unread = [NO_POSITIONS], [NO_POSITIONS], [NO_POSITIONS], []
     by_outcome: dict[str, list[RawPositions]] = defaultdict(list)
@@ -73,6 +83,8 @@ def find_dropped(source: Source, accepted: Callable[[int, int], RawPositions], d
             reference.evaluate(config, span.bounds)
             for low, high, version in history.segments(first, last):
                 bounds = {"first": first_position(low), "last": last_position(high)}
+                if source.configs[version].makes_several:
+                    see_rows(low, high, _rows(engine, **bounds))
                 for outcome in {one for step in source.configs[version].steps for one in step.outcomes} - {DUPLICATE, REJECTED}:
                     found = _positions(engine, filled("reference/dropped_by", stage=stage_of(outcome), **bounds))
                     by_outcome[outcome.label].append(found)
@@ -109,6 +121,11 @@ def stretches(history: History, configs: Mapping[str, Program]) -> Iterator[tupl
 def _drops(config: Program) -> bool:
     drops = any(step.drops and not (isinstance(step, Dedup) and step.keeps) for step in config.steps)
     return drops or config.tables.routes
+
+
+def _rows(engine: duckdb.DuckDBPyConnection, first: int, last: int) -> Iterator[pa.Table]:
+    found: pa.RecordBatchReader = engine.execute(_ROWS.format(first=first, last=last)).to_arrow_reader(_ROWS_PER_BATCH)
+    return (pa.Table.from_batches([batch]) for batch in found)
 
 
 def _positions(engine: duckdb.DuckDBPyConnection, sql: str) -> RawPositions:

@@ -81,17 +81,17 @@ def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:
     """Count the expected outcomes of the records of the range."""
     inside = f"position BETWEEN {span.bounds.first} AND {span.bounds.last}"
     statements = {
-        "records": f"SELECT count(*) FROM parsed WHERE {inside}",  # noqa: S608
+        "records": f"SELECT count(*) FROM parsed WHERE is_first AND {inside}",  # noqa: S608
         "rows": "SELECT count(*) FROM expected",
         "copies": f"SELECT count(*) FROM dropped WHERE why = 'copy' AND {inside}",  # noqa: S608
-        "rejected": f"SELECT count(*) FROM parsed WHERE NOT starts_with(stage, '{DROPPED}') AND {inside}",  # noqa: S608
+        "rejected": f"SELECT count(*) FROM parsed WHERE NOT starts_with(stage, '{DROPPED}') AND is_first AND {inside}",  # noqa: S608
         "refused": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code != 'abandoned' AND {inside}",  # noqa: S608
         "abandoned": f"SELECT count(*) FROM dead_letters WHERE stage = 'sink' AND code = 'abandoned' AND {inside}",  # noqa: S608
     }
     counts = {name: _number(engine, sql) for name, sql in statements.items()}
     # A copy is a copy, whatever a step behind dedup would have made of it.
     outcome = "CASE WHEN position NOT IN (SELECT position FROM dropped) THEN coalesce(stage, then_dropped) END"
-    ends = f"SELECT {outcome} AS outcome FROM parsed WHERE {inside}"  # noqa: S608
+    ends = f"SELECT {outcome} AS outcome FROM parsed WHERE is_first AND {inside}"  # noqa: S608
     dropped = f"SELECT outcome, count(*) FROM ({ends}) WHERE starts_with(outcome, '{DROPPED}') GROUP BY outcome ORDER BY outcome"  # noqa: S608
     counts |= {label_of_stage(stage): count for stage, count in engine.execute(dropped).fetchall()}
     if not counts["abandoned"]:

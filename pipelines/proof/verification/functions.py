@@ -30,7 +30,8 @@ def name_of(function: Function) -> str:
 def register(engine: duckdb.DuckDBPyConnection, program: Program, known: set[str]) -> None:
     """Make the functions of a program callable in the engine, but for those of the names `known`, to which they are added.
 
-    Each returns a struct: `stage`, as in `$rows` of the statements, and `v0`, `v1`... for the outputs.
+    Each returns a struct: `stage`, as in `$rows` of the statements, and `v0`, `v1`... for the outputs; one that may make several rows of a
+    record returns a list of them, of one without a row for a record that ends.
     """
     for function in filter(None, map(_function_of, program.steps)):
         if name_of(function) not in known:
@@ -39,7 +40,7 @@ def register(engine: duckdb.DuckDBPyConnection, program: Program, known: set[str
                 name_of(function),
                 partial(_called, function),
                 [engine.type(f"STRUCT({_members('i', function.inputs)})")],
-                engine.type(f"STRUCT(stage VARCHAR, {_members('v', function.outputs)})"),
+                engine.type(f"STRUCT(stage VARCHAR, {_members('v', function.outputs)}){'[]' if function.makes_several else ''}"),
                 type=PythonUDFType.ARROW,
                 null_handling=FunctionNullHandling.SPECIAL,
             )
@@ -68,13 +69,17 @@ def _called(function: Function, structs: pa.Array | pa.ChunkedArray) -> Any:
     whole = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
     rows = pa.table(whole.flatten(), names=[name for name, _ in function.inputs])
     called = HOSTS.call_alone(function, rows)
-    stages = np.full(rows.num_rows, "dropped.function", dtype=object)
-    stages[called.passed] = None
-    stages[[row for row, _, _ in called.failures]] = function.stage
-    places = np.full(rows.num_rows, -1)
-    places[called.passed] = np.arange(len(called.passed))
+    counts = np.bincount(called.passed, minlength=rows.num_rows)
+    # A record without a row has one that says why.
+    ends = np.cumsum(np.maximum(counts, 1))
+    stages = np.full(ends[-1] if len(ends) else 0, None, dtype=object)
+    stages[ends[counts == 0] - 1] = "dropped.function"
+    stages[ends[[row for row, _, _ in called.failures]] - 1] = function.stage
+    places = np.full(len(stages), -1)
+    places[np.repeat(counts, np.maximum(counts, 1)) > 0] = np.arange(len(called.passed))
     chosen = pa.array(places, mask=places < 0)
     values = [column.take(chosen).combine_chunks() for column in called.outputs.columns]
-    return pa.StructArray.from_arrays(
+    structs = pa.StructArray.from_arrays(
         [pa.array(stages, pa.string()), *values], names=["stage", *(f"v{index}" for index in range(len(values)))]
     )
+    return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), structs) if function.makes_several else structs

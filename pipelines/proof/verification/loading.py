@@ -104,7 +104,7 @@ def snapshots_of(config: PipelineConfig, directory: Path) -> Snapshots:
 def load_span(reference: Reference, source: Source, span: Span, progress: Progress) -> FramesSeen:
     """Read the raw frames of a span, from `read_from` on, and the dead letters of their records into the reference; join them."""
     progress("reading dead letters")
-    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink", "past_dedup")):
+    for dead_letters in read_dead_letters(source.log, source.names, ("stage", "code", "sink", "past_dedup", "refused_row")):
         positions = dead_letters.column("position").to_numpy()
         is_inside = (positions >= first_position(span.read_from)) & (positions <= last_position(span.read_to))
         if is_inside.any():
@@ -153,12 +153,13 @@ def _add_diverted(reference: Reference, sink: LegId, refuser: LegId, fallback: L
         reference.add_diverted(pa.table({"position": positions}))
         return
     stage = "sink" if sink == refuser else OTHER_SINK
-    columns = {"position": positions, "stage": [stage] * len(positions), "code": ["refused"] * len(positions)}
+    columns = {"position": positions, "emit": [0] * len(positions), "stage": [stage] * len(positions), "code": ["refused"] * len(positions)}
     reference.add_dead_letters(pa.table(columns))
 
 
 def _named(dead_letters: pa.Table, sink: LegId) -> pa.Table:
-    """Return dead letters of another sink than `sink` with the stage OTHER_SINK."""
+    """Return dead letters of another sink than `sink` with the stage OTHER_SINK, and the number of the refused row as `emit`."""
     is_others = pc.and_(pc.equal(dead_letters.column("stage"), "sink"), pc.not_equal(dead_letters.column("sink"), sink))
     stage = pc.if_else(pc.fill_null(is_others, False), OTHER_SINK, dead_letters.column("stage"))
+    dead_letters = dead_letters.append_column("emit", pc.fill_null(dead_letters.column("refused_row"), 0))
     return dead_letters.set_column(dead_letters.schema.get_field_index("stage"), "stage", stage)

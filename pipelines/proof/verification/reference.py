@@ -41,13 +41,14 @@ FRAME_SCHEMA = pa.schema(
         ("is_oversize", pa.bool_()),
         ("is_past", pa.bool_()),
         ("sink", pa.string()),
+        ("refused_row", pa.uint32()),
         ("source", pa.string()),
     ]
 )
 """A raw record. `is_oversize`: `value` is only its head. `key`, `headers` and `timestamp_us` are null where no column reads them.
 
 `is_past`: dedup accepted it before it became a dead letter, and does not compare it again. `sink`: the only sink leg that takes it then.
-`source`: the id of its source.
+`refused_row`: the only row of it that is made then. `source`: the id of its source.
 """
 BUCKET_FRAMES = 32
 """Raw frames whose rows are summed up together: a mismatch is narrowed down to them before rows are compared."""
@@ -116,7 +117,8 @@ class Reference:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
         engine.execute(filled("reference/create_parsed", columns=declared))
-        engine.execute("CREATE TABLE dead_letters (position UBIGINT, stage VARCHAR, code VARCHAR, past_dedup BOOLEAN DEFAULT false)")
+        letters = "position UBIGINT, emit UINTEGER DEFAULT 0, stage VARCHAR, code VARCHAR, past_dedup BOOLEAN DEFAULT false"
+        engine.execute(f"CREATE TABLE dead_letters ({letters})")
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
         engine.execute("CREATE TABLE accepted (position UBIGINT)")
         engine.execute("CREATE TABLE diverted (position UBIGINT)")
@@ -168,7 +170,8 @@ class Reference:
         self._insert("raw_frames", pa.table(rows))
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
-        known = [name for name in ("position", "stage", "code", "past_dedup") if name in dead_letters.column_names]
+        """Add `position`, `stage` and `code` of dead letters; if known, `emit`, the number of the refused row, and `past_dedup`."""
+        known = [name for name in ("position", "emit", "stage", "code", "past_dedup") if name in dead_letters.column_names]
         run_over(self._engine, "_tf_rows", dead_letters.select(known), "INSERT INTO dead_letters BY NAME FROM _tf_rows")
 
     def add_diverted(self, positions: pa.Table) -> None:

@@ -92,6 +92,7 @@ class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
 
     `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted. `source` and `topic`: of the records.
+    `makes_several`: as of the program.
     """
 
     columns: Sequence[Column]
@@ -100,6 +101,7 @@ class Wanted:
     leg: str = SINK
     source: str = ""
     topic: str = ""
+    makes_several: bool = False
 
 
 def statement_of(program: Program, wanted: Wanted) -> str:
@@ -120,13 +122,14 @@ def through_lanes(program: Program, wanted: Wanted, indexes: Iterator[int]) -> l
     lanes = []
     for lane in program.lanes:
         own = "" if len(program.lanes) == 1 else f" WHERE source = {literal(lane.source)}"
-        of_lane = replace(wanted, source=lane.source, topic=lane.topic)
+        of_lane = replace(wanted, source=lane.source, topic=lane.topic, makes_several=program.makes_several)
         lanes.append(through(lane.steps, fields_of(lane), f"SELECT * FROM frames{own}", of_lane, indexes))  # noqa: S608
     return lanes
 
 
 def through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: Wanted, indexes: Iterator[int]) -> Stated:
     """Return the rows behind steps, from those before them."""
+    has_several = False
     for step in steps:
         made: dict[str, Field] = {}
         if getattr(step, "routes", False):
@@ -139,7 +142,11 @@ def through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: 
             made, parameters = _lookup(step, fields, indexes)
         else:
             parameters = _PARAMETERS.get(step.name, _literals)(step, fields, wanted)
-        rows = filled(f"reference/steps/{step.name}", **{**parameters, "rows": rows})
+        statement = "reference/rows_of_function" if step.makes_several else f"reference/steps/{step.name}"
+        rows = filled(statement, **{**parameters, "rows": rows})
+        has_several |= step.makes_several
+        if has_several:
+            rows = filled("reference/whole_records", rows=rows)
         fields = {**(fields if getattr(step, "keeps_fields", True) else {}), **made}
     return rows, fields
 
@@ -202,6 +209,7 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     paths = [path for field in fields.values() for path in field.paths]
     distinct = [_keys_are_distinct(parent, wanted.known.get(parent, [])) for parent in parents(fields.values())]
     return {
+        "is_lost": "false" if wanted.makes_several else "refused_row > 0",
         "source": literal(wanted.source),
         "topic": literal(wanted.topic),
         "wide_bytes": str(_MAY_BE_TOO_WIDE),

@@ -27,6 +27,7 @@ from pipelines.types.columns import parse_type, quote_identifier
 _COORDINATES = {"_tf_topic": "topic", "_tf_partition": "partition", "_tf_offset": "offset", "_tf_arrival": "arrival_us"}
 """Position columns that are compared like the others, and their names in the engine."""
 _POSITION = f"bitShiftLeft(toUInt64(_tf_sequence), {ORDINAL_BITS}) + _tf_ordinal"
+_EMIT = "_tf_emit"
 _MOST_RANGES = 500
 
 
@@ -51,6 +52,7 @@ class TableSide:
             Column(label, name, parse_type(types[name]), False) for name, label in _COORDINATES.items() if name in position_columns
         ]
         self.columns = [*mapped, *coordinates]
+        self._place = [f"{_POSITION} AS position", f"{_EMIT if _EMIT in position_columns else 'toUInt32(0)'} AS emit"]
         self._defaulted: set[str] = set()
         self._range = "false"
         self.missing: RawPositions = NO_POSITIONS
@@ -69,7 +71,7 @@ class TableSide:
         self._engine.execute(
             f"CREATE TABLE sums (side VARCHAR, bucket UBIGINT, rows HUGEINT{''.join(f', s_{label} HUGEINT' for label in labels)})"
         )
-        sums = "".join(f', coalesce(sum(hash(position, "{label}")), 0)' for label in labels)
+        sums = "".join(f', coalesce(sum(hash(position, emit, "{label}")), 0)' for label in labels)
         self._engine.execute(filled("reference/sums", side="expected", sums=sums, rows="expected"))
         self._with_rows(self._range, filled("reference/sums", side="found", sums=sums, rows=f"({self._plain()})"))
         differs = " OR ".join(f"min({name}) <> max({name})" for name in ("rows", *(f"s_{label}" for label in labels)))
@@ -121,7 +123,7 @@ class TableSide:
         count = self._engine.execute(f"SELECT count(*) FROM ({faults})").fetchall()[0][0]  # noqa: S608
         if count:
             if kind == "missing":
-                positions = self._engine.execute(f"SELECT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
+                positions = self._engine.execute(f"SELECT DISTINCT position FROM ({faults}) ORDER BY 1").fetchnumpy()["position"]  # noqa: S608
                 self.missing = np.asarray(positions, dtype=np.uint64)
             yield Finding("rows", kind, count, column, examples_of(self._engine, faults, examples))
 
@@ -134,7 +136,7 @@ class TableSide:
     def _with_rows(self, where: str, sql: str) -> None:
         """Run `sql` over the table `clickhouse`, which streams from the server."""
         selected = [f"{plain_sql(column.type, quote_identifier(column.name))} AS {_quoted(column.label)}" for column in self.columns]
-        batches = self._stream([f"{_POSITION} AS position", *selected], where)
+        batches = self._stream([*self._place, *selected], where)
         first = next(batches, None)
         if first is None:
             first = self._no_rows()
@@ -144,7 +146,7 @@ class TableSide:
     def _no_rows(self) -> pa.Table:
         """Return an empty batch: without a row ClickHouse does not even send the columns."""
         values = ", ".join(f"NULL::{duckdb_type(column.type)} AS {_quoted(column.label)}" for column in self.columns)
-        return self._engine.sql(f"SELECT NULL::UBIGINT AS position, {values} WHERE false").to_arrow_table()
+        return self._engine.sql(f"SELECT NULL::UBIGINT AS position, NULL::UINTEGER AS emit, {values} WHERE false").to_arrow_table()
 
     def _plain(self) -> str:
         """Return a SELECT of the rows that stream from the server, in the types of `expected`; values that a DEFAULT gave are NULL.
@@ -155,18 +157,20 @@ class TableSide:
         for column in self.columns:
             value = f"{_quoted(column.label)}::{duckdb_type(column.type)}"
             if column.label in self._defaulted:
-                defaulted = f"SELECT position FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
-                value = f"CASE WHEN position IN ({defaulted}) THEN NULL ELSE {value} END"
+                defaulted = f"SELECT (position, emit) FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
+                value = f"CASE WHEN (position, emit) IN ({defaulted}) THEN NULL ELSE {value} END"
             values.append(f", {value} AS {_quoted(column.label)}")
         closed = "position NOT IN (SELECT position FROM open_lefts)"
-        return f"SELECT position, position >> {BUCKET_BITS} AS bucket{''.join(values)} FROM clickhouse WHERE {closed}"  # noqa: S608
+        return (
+            f"SELECT position, emit::UINTEGER AS emit, position >> {BUCKET_BITS} AS bucket{''.join(values)} FROM clickhouse WHERE {closed}"  # noqa: S608
+        )
 
     def _note_defaults(self) -> None:
-        self._engine.execute("CREATE TABLE defaulted (position UBIGINT, label VARCHAR)")
+        self._engine.execute("CREATE TABLE defaulted (position UBIGINT, emit UINTEGER, label VARCHAR)")
         for column in self.columns:
             if column.has_default and not column.type.nullable:
                 label = column.label
-                self._engine.execute(f"INSERT INTO defaulted SELECT position, {literal(label)} FROM expected WHERE {label} IS NULL")  # noqa: S608
+                self._engine.execute(f"INSERT INTO defaulted SELECT position, emit, {literal(label)} FROM expected WHERE {label} IS NULL")  # noqa: S608
                 if self._engine.execute("SELECT count(*) FROM defaulted WHERE label = ?", [label]).fetchall()[0][0]:
                     self._defaulted.add(label)
 
@@ -191,8 +195,8 @@ class TableSide:
 def examples_of(engine: duckdb.DuckDBPyConnection, faults: str, most: int) -> list[dict[str, Any]]:
     """Return the first of some faults by position, each with its Kafka coordinates if a raw record is there."""
     rows = engine.execute(
-        f'SELECT position, topic, "partition", "offset", wanted, found FROM ({faults}) LEFT JOIN parsed USING (position) '  # noqa: S608
-        "ORDER BY position LIMIT ?",
+        f'SELECT position, topic, "partition", "offset", wanted, found FROM ({faults}) '  # noqa: S608
+        "LEFT JOIN (FROM parsed WHERE is_first) AS parsed USING (position) ORDER BY position LIMIT ?",
         [most],
     ).fetchall()
     return [

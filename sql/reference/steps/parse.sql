@@ -1,8 +1,9 @@
 -- Records to fields. A record is read as a JSON object without a key twice; of each field come `json_type` and text, first under its literal
 -- name, then under its dotted path; of a column beside the JSON they come from the record. `stage` is the one that rejects the record: the first that does.
-SELECT * EXCLUDE (is_object), CASE WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
+-- $is_lost: it was redriven for one of its rows, and is one row now.
+SELECT * EXCLUDE (is_object), CASE WHEN $is_lost THEN 'python' WHEN NOT ($is_read) THEN 'parse' END AS stage, NULL::UHUGEINT AS key, arrival_us AS at_us
 FROM (
-    SELECT position, $source AS source, $topic AS topic, "partition", "offset", arrival_us, is_past, sink, is_wide, bytes, is_object, $kinds_and_texts
+    SELECT position, 0::UINTEGER AS emit, true AS is_first, refused_row, $source AS source, $topic AS topic, "partition", "offset", arrival_us, is_past, sink, is_wide, bytes, is_object, $kinds_and_texts
     FROM (
         SELECT *, json_type(document, [$paths]) AS kinds, json_extract_string(document, [$paths]) AS texts,
                coalesce(json_type(document) = 'OBJECT' AND $keys_are_distinct, false) AS is_object

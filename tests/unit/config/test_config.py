@@ -1029,6 +1029,33 @@ def test_note_on_a_join_window_and_on_a_password_in_the_clear() -> None:
     ]
 
 
+MANY: dict[str, Any] = {
+    "type": "python",
+    "config": {"function": "shops:named", "rows": "many", "output": [{"name": "shop", "type": "string"}]},
+}
+AT = "transforms[{}].config.rows"
+
+
+@pytest.mark.parametrize(
+    ("document", "at", "message"),
+    [
+        (with_transforms(MANY, DEDUP), 0, "does not go before a dedup yet: move this transform behind transforms[1]"),
+        (with_transforms(DEDUP, MANY, MANY), 2, "transforms[1] makes several rows already: let one function make all of them"),
+        (changed("transforms", [MANY], joined()), 0, "does not go with a join yet"),
+    ],
+)
+def test_several_rows_are_made_once_and_behind_dedup(document: dict[str, Any], at: int, message: str) -> None:
+    found = faults_of(document)
+    assert [*found] == [AT.format(at)]
+    assert message in found[AT.format(at)]
+
+
+def test_several_rows_behind_dedup_or_without_it_load() -> None:
+    for transforms in ([DEDUP, MANY, {"type": "filter", "config": {"expression": "shop <> 'x'"}}], [MANY]):
+        config = parsed(with_transforms(*transforms))
+        assert [one.config.makes_several for one in config.transforms] == [one is MANY for one in transforms]
+
+
 def test_version_depends_on_the_code_of_functions(tmp_path: Path) -> None:
     function = {"type": "python", "config": {"function": "shops:named", "output": [{"name": "shop", "type": "string"}]}}
     file, code = tmp_path / "orders.yaml", tmp_path / "shops.py"
@@ -1207,3 +1234,12 @@ def test_a_condition_over_a_field_of_one_source_says_which() -> None:
 def test_a_dedup_of_one_source_among_several_is_not_supported() -> None:
     config = parsed(changed("transforms.1.source_id", "orders", united()))
     assert unsupported(config)[0].startswith("transforms[1]: a dedup of one source among several is not supported yet")
+
+
+def test_several_rows_of_one_source_among_several_are_refused() -> None:
+    function = {**MANY, "source_id": "crm"}
+    document = united()
+    document["transforms"] = [document["transforms"][0], function]
+    assert "is for the records of all sources: leave out source_id" in faults_of(document)[AT.format(1)]
+    document["transforms"] = [document["transforms"][0], MANY]
+    assert parsed(document).transforms[1].config.makes_several

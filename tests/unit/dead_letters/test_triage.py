@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.dead_letters.triage import REMEDIES, Selection, dead_letters_at, groups, listed
+from pipelines.dead_letters.triage import REMEDIES, ExactSelection, Selection, dead_letters_at, groups, listed, position_as_text
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint, with_fingerprints
 from pipelines.protocol.positions import Position
@@ -128,3 +128,17 @@ def test_groups_are_what_sql_makes_of_the_same_letters(frames: list[list[tuple[s
     found = groups(tables, ALL)
     assert {group.fingerprint: (group.letters, group.first, group.last) for group in found} == expected
     assert sum(group.letters for group in found) == sum(map(len, frames))
+
+
+def test_dead_letters_of_rows_are_chosen_by_their_numbers() -> None:
+    letters = frame(dead_letter(5), dead_letter(7, refused_row=0), dead_letter(7, refused_row=2), dead_letter(8, refused_row=1))
+    found = with_fingerprints(letters)
+
+    def chosen(kind: type[Selection], *positions: Position) -> list[str]:
+        return [position_as_text(one) for one in kind(positions=frozenset(positions)).of(found).to_pylist()]
+
+    assert chosen(Selection, Position(5, 0), Position(7, 0)) == ["5.0", "7.0.0", "7.0.2"]
+    assert chosen(Selection, Position(7, 0, 2), Position(8, 0, 0)) == ["7.0.2", "8.0.1"]
+    assert chosen(ExactSelection, Position(5, 0), Position(7, 0), Position(8, 0)) == ["5.0", "7.0.0"]
+    assert dead_letters_at([letters], Position(7, 0)).num_rows == 2
+    assert dead_letters_at([letters], Position(7, 0, 2)).column("refused_row").to_pylist() == [2]

@@ -303,3 +303,18 @@ def test_a_host_that_is_killed_from_outside_costs_no_record() -> None:
 
     called = Hosts(lambda function: Killed(function, {})).call(SPEC, ids(1))  # type: ignore[arg-type, return-value]
     assert (values(called), called.failures) == ({0: 1}, [])
+
+
+def test_a_row_of_too_many_bytes_fails_alone(write: Write, hosts: Hosts) -> None:
+    source = "def f(record):\n    return {'x': 'y' * (200_000 if record['id'] == 7 else 10)}\n"
+    called = hosts.call(write(source, mode="row", outputs=(("x", "string"),)), ids(6, 7, 8))
+    assert called.passed.tolist() == [0, 2]
+    assert called.failures == [(1, "python_rows", "own:f returns more than 131,072 bytes with id = 7")]
+
+
+def test_a_large_row_may_stay_large(write: Write, hosts: Hosts) -> None:
+    function = write(
+        "def f(batch):\n    return pa.record_batch({'x': batch['id']})\n", inputs=(("id", "string"),), outputs=(("x", "string"),)
+    )
+    called = hosts.call(function, pa.table({"id": ["y" * 200_000, "z"]}))
+    assert (called.passed.tolist(), called.failures) == ([0, 1], [])

@@ -63,6 +63,7 @@ def test_a_letter_holds_record_coordinates_and_reason() -> None:
         "origin": None,
         "sink": None,
         "source": "events",
+        "refused_row": None,
     }
 
 

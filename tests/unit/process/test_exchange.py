@@ -3,18 +3,24 @@
 import random
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.leg_case import LegCase
+from support.leg_case import NAMES, LegCase
 from support.programs import first_of
 from support.shared_case import BUCKETS, Shared, outcome
 
 from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, Lanes, lane_subject
+from pipelines.functions.code import pack
+from pipelines.functions.spec import versions
 from pipelines.process.arrivals import Arrived
 from pipelines.process.exchange import BUCKETS_PART, stretches_of
 from pipelines.process.steps import Step
+from pipelines.process.steps.python import Python
+from pipelines.protocol.outcomes import residue
+from pipelines.protocol.records import decode_frame
 
 KEYLESS: Sequence[Step] = ()
 ARRIVAL = (first_of("id", 3_600_000_000, keeps=True),)
@@ -50,6 +56,36 @@ def test_several_processes_write_what_one_writes(between: Sequence[Step], tmp_pa
     assert len(found["out"]) == 1 if between is KEYLESS else len(found["out"]) > 10
     if between is EVENT_TIME:
         assert "late" in {code for rows in found["dlq"].values() for _, _, code in rows}
+
+
+SEVERAL = """
+def f(record):
+    number = int(record["v"])
+    return [{"v": f"{number} {row}"} for row in range(number % 4)]
+"""
+
+
+@pytest.mark.parametrize("dedup", [KEYLESS, ARRIVAL, EVENT_TIME], ids=["keyless", "by arrival", "by event time"])
+def test_rows_of_a_record_stay_together_in_lanes(dedup: Sequence[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.py").write_text(SEVERAL)
+    outputs = (("v", "string"),)
+    function = Python("own:f", pack(tmp_path, "own", ()), "row", outputs, outputs, 20_000, *versions(), rows="many")
+    between = (*dedup, function)
+    alone, shared = LegCase(tmp_path / "alone", BUCKETS, between=between), Shared(tmp_path / "shared", between, monkeypatch)
+    for case in (alone, shared):
+        for portion in range(5):
+            case.send(records(portion, 60))
+        case.go_on()
+    assert outcome(shared) == outcome(alone)
+    found = outcome(shared)
+    assert found["totals"]["rows_made"] > 0
+    assert residue("process", found["totals"]["rows_in"], found["totals"]) == 0
+    for message in shared.log.messages(NAMES.stream("out")):
+        rows = decode_frame(message.payload).to_pylist()
+        for (sequence, ordinal), made in groupby(rows, key=lambda row: (row["_tf_sequence"], row["_tf_ordinal"])):
+            texts = [(row["_tf_emit"], row["v"].partition(" ")) for row in made]
+            number = int(texts[0][1][0])
+            assert [(emit, text[2]) for emit, text in texts] == [(row, str(row)) for row in range(number % 4)], (sequence, ordinal)
 
 
 def test_a_plan_whose_rows_went_with_a_lane_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

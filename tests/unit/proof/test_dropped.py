@@ -21,11 +21,12 @@ def copies(seen: Seen, stage: str | None = None, first: int = 0, last: int = 99)
     """Numbers of the records that are copies; `stage` rejects the last one."""
     with duckdb.connect(":memory:") as engine:
         engine.execute(
-            "CREATE TABLE parsed (position UBIGINT, key UHUGEINT, at_us BIGINT, stage VARCHAR, is_past BOOLEAN, then_dropped VARCHAR)"
+            "CREATE TABLE parsed (position UBIGINT, key UHUGEINT, at_us BIGINT, stage VARCHAR, is_past BOOLEAN, is_first BOOLEAN, "
+            "then_dropped VARCHAR)"
         )
         rows = [(number, key, time, stage if number == len(seen) - 1 else None, False) for number, (key, time, _) in enumerate(seen)]
         if rows:
-            engine.executemany("INSERT INTO parsed VALUES (?, ?, ?, ?, ?, NULL)", rows)
+            engine.executemany("INSERT INTO parsed VALUES (?, ?, ?, ?, ?, true, NULL)", rows)
         on_out = pa.table({"position": pa.array([number for number, record in enumerate(seen) if record[2]], pa.uint64())})
         engine.register("on_out", on_out)
         engine.execute("CREATE TABLE accepted_before AS FROM on_out")

@@ -70,6 +70,7 @@ def batch(sequence: int, frame: Frame) -> pa.RecordBatch:
         pa.array([False] * count),
         pa.array([False] * count),
         pa.nulls(count, pa.string()),
+        pa.nulls(count, pa.uint32()),
         pa.array(["names" if is_right else "events" for is_right, _ in frame.records], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
@@ -296,7 +297,7 @@ def test_a_record_on_which_a_stage_has_ended_takes_no_part(engine: duckdb.DuckDB
     """The right record of key 2 is a dead letter: its left one waits, until the frame at 10 ends its window."""
     config = program(WINDOWS, "drop")
     reference = Reference(engine, compared_columns(config))
-    letters = {"position": pa.array([at(2)], pa.uint64()), "stage": ["parse"], "code": ["internal_error"]}
+    letters = {"position": pa.array([at(2)], pa.uint64()), "emit": [0], "stage": ["parse"], "code": ["internal_error"]}
     reference.add_dead_letters(pa.table(letters))
     reference.load((batch(sequence, frame) for sequence, frame in enumerate(HISTORY.frames, 1)), config)
     bounds = Bounds(0, last_position(5))

@@ -47,6 +47,7 @@ def frame(
         pa.array([ordinal in is_oversize for ordinal in range(rows)]),
         pa.array([ordinal in is_past for ordinal in range(rows)]),
         pa.nulls(rows, pa.string()),
+        pa.nulls(rows, pa.uint32()),
         pa.repeat("orders", rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
@@ -125,7 +126,7 @@ def test_the_head_of_a_record_that_was_too_large_is_rejected(engine: duckdb.Duck
 def test_a_poison_record_is_expected_as_a_letter_of_its_stage(engine: duckdb.DuckDBPyConnection) -> None:
     reference = Reference(engine, compared_columns(CONFIG))
     reference.add_dead_letters(
-        pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["transform"], "code": ["internal_error"]})
+        pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "emit": [0], "stage": ["transform"], "code": ["internal_error"]})
     )
     reference.load(iter([frame(1, good(), good(), good())]), CONFIG)
     reference.evaluate(CONFIG, ALL)
@@ -158,7 +159,9 @@ def test_a_null_key_or_time_is_rejected_before_the_columns(engine: duckdb.DuckDB
 def test_rows_that_clickhouse_refused_are_not_expected(engine: duckdb.DuckDBPyConnection) -> None:
     reference = Reference(engine, compared_columns(CONFIG))
     reference.load(iter([frame(1, good(), good())]), CONFIG)
-    reference.add_dead_letters(pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["sink"], "code": ["refused"]}))
+    reference.add_dead_letters(
+        pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "emit": [0], "stage": ["sink"], "code": ["refused"]})
+    )
     reference.evaluate(CONFIG, ALL)
     assert rows(engine) == [at(1)]
 

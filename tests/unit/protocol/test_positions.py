@@ -55,9 +55,10 @@ def test_what_people_write_has_the_key_of_its_row(sequence: int, ordinal: int) -
     (key,) = position_keys(table([Position(sequence, ordinal)])).tolist()
     assert packed_record(f"{sequence}.{ordinal}") == packed_record(f"{sequence}.{ordinal}.0") == key
     assert record_position(f"{sequence}.{ordinal}") == Position(sequence, ordinal)
+    assert record_position(f"{sequence}.{ordinal}.2") == Position(sequence, ordinal, 2)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1.", "1.2.3", "-1.2", "1.2.", "a.b", "1.2\n", "1" * 16 + ".0"])
+@pytest.mark.parametrize("text", ["", "1", "1.", "1.2.3.4", "-1.2", "1.2.", "a.b", "1.2\n", "1" * 16 + ".0"])
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a sequence and an ordinal"):
         record_position(text)
