@@ -51,7 +51,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _next_clock = 0.0
     _undecided: Sequence[Sequence[Any]] = ()
     _is_unwritten = False
-    """Of the undecided records no attempt has written anything: who found them knows."""
+    """Whether it is known that no attempt has written anything of the undecided records."""
     _attempts = (0, 0)
     """The end of the plan in work, and the number of its attempts: each task's process may have left a segment of its own."""
     _fetched: Sequence[Message] = ()
