@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 TEST_PATHS = $(wildcard tests/integration tests/spark tests/differential tests/unit)
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 # The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
-CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/crash
+CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/unit/protocol/test_protocol_joins.py tests/crash
 LINTED = pipelines resources sql dagster_project tests bench examples
 
 .PHONY: help demo demo-cluster dagster test crash test-browser bench lint venv installed check-java constraints

@@ -127,12 +127,13 @@ class SampleError(TallyflowError):
 class UndecidedError(TallyflowError):
     """A stage crashes on each of these records; nothing beyond the first of them in its bucket was written.
 
-    `records`: (sequence, ordinal, Kafka partition, stage, message) each, and the code unless it is `internal_error`.
+    `records`: (sequence, ordinal, Kafka partition, stage, message) each, and the code unless it is `internal_error`. `is_unwritten`: it is
+    known that no earlier attempt has written anything of them, though it may have written other rows of the plan.
     """
 
-    def __init__(self, message: str, records: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, message: str, records: Sequence[Sequence[Any]], is_unwritten: bool = False) -> None:
         super().__init__(message)
-        self.records = [list(record) for record in records]
+        self.records, self.is_unwritten = [list(record) for record in records], is_unwritten
 
 
 class ConflictError(TallyflowError):

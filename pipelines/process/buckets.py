@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.engine.connections import Connections
+from pipelines.errors import HaltError
 from pipelines.key_store.segments import RunFacts
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.admission import LATE, admit
@@ -156,6 +157,23 @@ def subjects_of(connections: Connections, bucket: int) -> list[tuple[str, str]]:
     decided = [("duplicates", subject) for subject in (names.then_dropped(bucket), names.duplicates(bucket))]
     letters = [("dlq", names.dead_letters(leg, bucket)) for leg in (PROCESS_CHAIN.leg, JOIN_LETTERS)]
     return [*outs, *decided, *letters]
+
+
+def check_not_passed(
+    connections: Connections, span: tuple[int, int], record: Sequence[Any], subjects: Iterable[tuple[str, str]], first: Position
+) -> None:
+    """Raise HaltError if an attempt at a plan has written `first`, or beyond it, to one of `subjects`, (role, subject) each.
+
+    Then it has passed `record`, which is in the form of `UndecidedError`: it wrote a row of it, or a dead letter for another reason.
+    """
+    for role, subject in subjects:
+        last = connections.log.last(connections.names.stream(role), subject)
+        if last is not None and not last_position(last) < first:
+            raise HaltError(
+                f"processing raw {span[0]}-{span[1]}: {record[4]} (raw position {record[0]}.{record[1]}), "
+                "and an earlier attempt has passed it: an error that comes and goes is the host's. Nothing was dropped; start the pipeline "
+                "again, on another host if it stays"
+            )
 
 
 def listed(runs: Iterable[RunFacts]) -> Listing:

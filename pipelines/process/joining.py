@@ -23,7 +23,7 @@ from pipelines.errors import UndecidedError
 from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.admission import JOINED, admit
 from pipelines.process.arrivals import read_again
-from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, listed, live_runs, shares
+from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, check_not_passed, listed, live_runs, shares, subjects_of
 from pipelines.process.dead_letter_rows import dead_letters, with_causes
 from pipelines.process.isolation import INTERNAL_ERROR, take_out, undecided
 from pipelines.process.items import ProcessItem
@@ -38,7 +38,7 @@ from pipelines.protocol.bodies import Waiting
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, listed_as
 from pipelines.protocol.outcomes import REJECTED, WAITING
-from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys, unpacked
+from pipelines.protocol.positions import CAUSE_COLUMNS, Position, packed, position_keys, unpacked
 from pipelines.protocol.records import joined as together
 
 _BUCKET = "_tf_bucket"
@@ -170,12 +170,30 @@ class Joining:
         letters = dead_letters(records, rejected, item.config, source=None, is_past_dedup=True)
         admit(connections, item.config, JOINED, (rows.num_rows, "", item.to), letters)
         if found := undecided(letters, item.poison):
-            raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
+            self._check_not_passed(found, mine)
+            raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found, is_unwritten=True)
         self._counts.update({REJECTED.total: rejected.num_rows, **counts_of_reasons(rejected)})
         letters = with_causes(letters, mine, _BUCKET)
         for bucket, share in shares(letters, letters.column(_BUCKET).to_numpy()):
             appender = self._buckets.appender("dlq", names.dead_letters(JOIN_LETTERS, bucket))
             append_rows(appender, share, beside=(*CAUSE_COLUMNS, _BUCKET))
+
+    def _check_not_passed(self, found: Sequence[Sequence[Any]], rows: pa.Table) -> None:
+        """Raise HaltError if an attempt has passed one of these records; `rows` has their causes and buckets.
+
+        Rows of the plan before them, and of other buckets, may be there: portions of what was joined are appended one after the other.
+        """
+        keys = position_keys(rows)
+        for record in found:
+            (row,) = rows.filter(pa.array(keys == packed(*record[:2]))).select([*CAUSE_COLUMNS, _BUCKET]).to_pylist()
+            bucket, cause = row[_BUCKET], Position(*(row[name] for name in CAUSE_COLUMNS))
+            subjects = [place for place in subjects_of(self._connections, bucket) if self._is_by_cause(*place, bucket)]
+            check_not_passed(self._connections, (self._item.start, self._item.to), record, subjects, cause)
+
+    def _is_by_cause(self, role: str, subject: str, bucket: int) -> bool:
+        """Return True for the subjects that are in the order of causes."""
+        topology = self._connections.config.topology
+        return role in topology.writes(topology.process) or subject == self._connections.names.dead_letters(JOIN_LETTERS, bucket)
 
 
 def _buckets_of(rows: pa.Table, batch: pa.Table) -> Any:

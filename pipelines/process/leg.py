@@ -17,7 +17,7 @@ from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, 
 from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.key_store.store import made_for
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, microseconds
-from pipelines.process.buckets import subjects_of
+from pipelines.process.buckets import check_not_passed, subjects_of
 from pipelines.process.frames import process_frames
 from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
@@ -25,7 +25,6 @@ from pipelines.process.program import Program
 from pipelines.process.snapshot_choice import SnapshotChoice
 from pipelines.process.stage_config import config_of, planned
 from pipelines.process.ticks import TickedInput
-from pipelines.protocol.append import last_position
 from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition, listed_as
@@ -51,6 +50,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _seen_offer = 0
     _next_clock = 0.0
     _undecided: Sequence[Sequence[Any]] = ()
+    _is_unwritten = False
+    """Whether it is known that no attempt has written anything of the undecided records."""
     _attempts = (0, 0)
     """The end of the plan in work, and the number of its attempts: each task's process may have left a segment of its own."""
     _fetched: Sequence[Message] = ()
@@ -219,12 +220,12 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             try:
                 return self._execute(body)
             except UndecidedError as error:
-                self._undecided = error.records
+                self._undecided, self._is_unwritten = error.records, error.is_unwritten
             except FunctionHaltError as error:
                 if body.config != self.connections.run.accepted_config:
                     raise
                 frames, config = self._fetch(body.start, body.to), config_of(self.connections, body.config)
-                self._undecided = given_up(self.connections, config, frames, body.poison, error)
+                self._undecided, self._is_unwritten = given_up(self.connections, config, frames, body.poison, error), False
                 if not self._undecided:
                     # It hangs on records that an earlier attempt has written.
                     raise
@@ -242,7 +243,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
                 f"processing raw {plan.start}-{plan.to}: the stages end on more than {MAX_POISON:,} records "
                 f"({self._undecided[0][4]}); nothing was dropped. Report this with the log, and start the version that ran before"
             )
-        self._check_not_passed(plan)
+        if not self._is_unwritten:
+            self._check_not_passed(plan)
         # After an append of unknown outcome the same decision is appended again.
         amended = self.chain.amend(replace(plan, poison=decided)).body
         self._undecided = []
@@ -253,21 +255,14 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         config = config_of(self.connections, plan.config)
         first: dict[int, Position] = {}
         for sequence, ordinal, partition, *_ in self._undecided:
-            # With dedup, or a join, nothing is written before every record of the plan has passed the stages.
+            # With dedup, or a join, nothing is written before every record of the plan has passed the stages before the exchange.
             places = range(config.buckets) if config.is_keyed else [bucket_of_partition(partition, config.buckets)]
             storage = Position(plan.start + 1, 0) if config.is_keyed else Position(sequence, ordinal)
             for bucket in places:
                 first[bucket] = min(first.get(bucket, storage), storage)
-        names, log = self.connections.names, self.connections.log
         for bucket, storage in first.items():
-            for role, subject in subjects_of(self.connections, bucket):
-                last = log.last(names.stream(role), subject)
-                if last is not None and not last_position(last) < storage:
-                    raise HaltError(
-                        f"processing raw {plan.start}-{plan.to}: {self._undecided[0][4]} "
-                        f"(raw position {self._undecided[0][0]}.{self._undecided[0][1]}), and an earlier attempt has passed it: an error "
-                        "that comes and goes is the host's. Nothing was dropped; start the pipeline again, on another host if it stays"
-                    )
+            subjects = subjects_of(self.connections, bucket)
+            check_not_passed(self.connections, (plan.start, plan.to), self._undecided[0], subjects, storage)
 
     def _execute(self, plan: ProcessPlan) -> ProcessDone:
         self._attempts = (plan.to, self._attempts[1] + 1 if self._attempts[0] == plan.to else 1)

@@ -1,12 +1,13 @@
 """A random history of the protocol's model, from a seed: legs go on in turns of a few calls, and now and then something happens."""
 
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
 from pipelines.protocol.redrive import DISCARD, ENTER
 from pipelines.testing import Fault
+from support.protocol_joins import small_portions
 from support.protocol_outside import NAMES
-from support.protocol_stages import configuration
 from support.protocol_world import EXPIRE, MAX_CALLS, Runner, World
 
 
@@ -18,6 +19,7 @@ def chaos(world: World, steps: int) -> None:
     for _ in range(steps):
         world.move_leaders()
         world.move_tables()
+        world.move_time()
         live = [r for r in world.runners if not r.is_expired]
         event = rng.random()
         if not [r for r in live if r not in paused] or event < 0.02:
@@ -40,7 +42,7 @@ def chaos(world: World, steps: int) -> None:
         elif event < 0.22 and len(world.topic.held) and sum(map(len, world.topic.held.values())) < 60:
             world.produce(rng.randint(1, 8))
         elif event < 0.23:
-            world.config = configuration(rng.choice(["bad", "odd"]), world.window_us, rng.random() < 0.5)
+            world.edit(rng.choice(["bad", "odd"]), rng.random() < 0.5)
         elif event < 0.25:
             world.clock.advance(timedelta(seconds=rng.choice([-5, 1, 10])))
         elif event < 0.26 and len(world.topic.held) < 4:
@@ -64,10 +66,12 @@ def chaos(world: World, steps: int) -> None:
 def play(seed: int, max_calls: int = MAX_CALLS) -> World:
     world = World(seed)
     world.max_calls = max_calls
+    world.meet_join()
     world.meet_second_sink()
     try:
-        chaos(world, world.rng.choice([10, 30, 100]))
-        world.settle()
+        with small_portions() if world.join else nullcontext():
+            chaos(world, world.rng.choice([10, 30, 100]))
+            world.settle()
     finally:
         for actor in world.actors():
             actor.kill()

@@ -136,6 +136,12 @@ class ModelLog(MemoryLog):
     def _stored(self, stream: str, sequence: int) -> Message:
         return self.stored[stream][sequence - 1]
 
+    def purge(self, stream: str, subject: str, below: int) -> None:
+        before = set(self._streams.get(stream, {}))
+        super().purge(stream, subject, below)
+        if stream == NAMES.stream("raw"):
+            self.world.check_purged(before - self._streams.get(stream, {}).keys())
+
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         try:
             return super().publish(subject, payload, headers, expected)
@@ -145,6 +151,7 @@ class ModelLog(MemoryLog):
             if "is full" in str(error):
                 # Its writer waits a while, and others look again, or there would never be room.
                 self.world.current.spend_all()
+                self.world.wait_for_room()
                 for actor in self.world.current.runner.actors:
                     actor.is_idle = False
             raise

@@ -14,6 +14,7 @@ from pipelines.process.program import Program
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.filter import FILTERED, Filter
+from pipelines.process.steps.join import IS_RIGHT_COLUMN, Join, SideOfRecords
 from pipelines.process.steps.mapping import MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.process.watermarks import TIME_COLUMN
@@ -29,6 +30,8 @@ UNWANTED = b"odd"
 LEFT_OUT = b"good"
 """The value that the second sink does not take."""
 SECOND = LegId("sink", "second")
+WORN = b"worn"
+"""The kind of a left record that a step behind a join rejects."""
 POISON, VENOM = b"poison", b"venom"
 """Values over which the modelled parse, and the modelled transform, end with an exception, whatever stands beside them."""
 
@@ -57,7 +60,8 @@ def of_sinks(config: Program, has_two: bool) -> Program:
     if not has_two:
         return config
     first = config.tables.tables[0]
-    when = stored(f"v <> '{LEFT_OUT.decode()}'", {"v": "string"}, "sql", "bool")
+    field = first.columns[0].field
+    when = stored(f"{field} <> '{LEFT_OUT.decode()}'", {field: "string"}, "sql", "bool")
     second = replace(first, columns=first.columns[:1], table="second", leg=SECOND, when=when)
     return replace(config, shared=(*config.shared[:-1], MapToTables((first, second))))
 
@@ -69,7 +73,7 @@ def takes(leg: str, value: bytes, sink: str | None) -> bool:
 
 def modelled(config: Program) -> Program:
     """`config` with the model's steps in place of the real ones."""
-    kinds = {Parse: ModelParse, Dedup: ModelDedup, Filter: ModelFilter, MapToTables: ModelMap}
+    kinds = {Parse: ModelParse, Dedup: ModelDedup, Join: ModelJoin, Filter: ModelFilter, MapToTables: ModelMap}
 
     def of_model(steps: Iterable[Step]) -> tuple[Step, ...]:
         return tuple(kinds[type(step)](*(getattr(step, one.name) for one in fields(step))) for step in steps)
@@ -98,34 +102,68 @@ class ModelParse(Parse):
         for name in [name for name in table.column_names if f"_tf_{name}" in context.carried]:
             table = table.append_column(f"_tf_{name}", table[name])
         fits = pa.array([kind(value) != refused for value in table["value"].to_pylist()], pa.bool_())
-        bad = table.filter(pc.invert(fits))
-        fixed = [pa.array([text] * bad.num_rows, pa.string()) for text in ("parse", "invalid_json", None, "refused")]
-        rejected = pa.table([bad["_tf_sequence"], bad["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
+        rejected = refusals(table.filter(pc.invert(fits)), "parse", "invalid_json")
         kept = table.filter(fits)
         value = pc.binary_join_element_wise(kept["value"], pa.scalar(refused, pa.binary()), pa.scalar(b" not ", pa.binary()))
         return StageOutput(kept.set_column(kept.schema.get_field_index("value"), "value", value), rejected)
 
 
+def refusals(rows: pa.Table, stage: str, code: str) -> pa.Table:
+    """The rejections of all these rows."""
+    fixed = [pa.array([text] * rows.num_rows, pa.string()) for text in (stage, code, None, "refused")]
+    return pa.table([rows["_tf_sequence"], rows["_tf_ordinal"], *fixed], schema=REJECTED_SCHEMA)
+
+
+def values_of(table: pa.Table) -> list[bytes]:
+    """The values, which a join has as text."""
+    return table["value"].cast(pa.binary()).to_pylist()
+
+
 def end_at(value: bytes, table: pa.Table) -> None:
-    if value in {kind(each) for each in table["value"].to_pylist()}:
+    if value in {kind(each) for each in values_of(table)}:
         raise ZeroDivisionError(value)
+
+
+def hashes(keys: Iterable[bytes]) -> dict[str, pa.Array]:
+    """KEY_COLUMNS of these keys."""
+    digests = [hashlib.md5(key).digest() for key in keys]
+    halves = zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True)
+    return {name: pa.array([int.from_bytes(digest[half], "big") for digest in digests], pa.uint64()) for name, half in halves}
 
 
 class ModelDedup(Dedup):
     def apply(self, context: Context, table: pa.Table) -> StageOutput:
         """The key is the kind of the value that was produced, whatever the configuration made of it."""
         values = table["value"].to_pylist()
-        hashes = [hashlib.md5(kind(value)).digest() for value in values]
-        for name, half in zip(KEY_COLUMNS, (slice(8), slice(8, 16)), strict=True):
-            table = table.append_column(name, pa.array([int.from_bytes(digest[half], "big") for digest in hashes], pa.uint64()))
+        for name, column in hashes(map(kind, values)).items():
+            table = table.append_column(name, column)
         if self.time_field:
             table = table.append_column(TIME_COLUMN, pa.array([time_us(value) for value in values], pa.int64()))
         return StageOutput(table, REJECTED_SCHEMA.empty_table())
 
 
+class ModelSide(SideOfRecords):
+    def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        """The key stands in the value, or is null."""
+        keys = [key_of(value) for value in rows["value"].to_pylist()]
+        has_key = pa.array([key is not None for key in keys], pa.bool_())
+        kept = rows.filter(has_key)
+        columns = {one.name: kept["value"].cast(pa.string()) for one in self.side.fields}
+        columns |= {name: kept[name] for name in kept.column_names if name.startswith("_tf_")}
+        columns |= hashes(key for key in keys if key is not None)
+        columns[IS_RIGHT_COLUMN] = pa.array([self.is_right] * kept.num_rows, pa.bool_())
+        return StageOutput(pa.table(columns), refusals(rows.filter(pc.invert(has_key)), self.stage, "null_key"))
+
+
+class ModelJoin(Join):
+    def of_source(self, source: str) -> SideOfRecords:
+        end = super().of_source(source)
+        return ModelSide(end.side, end.is_right)
+
+
 class ModelFilter(Filter):
     def apply(self, context: Context, table: pa.Table) -> StageOutput:
-        stays = pa.array([kind(value) != UNWANTED for value in table["value"].to_pylist()], pa.bool_())
+        stays = pa.array([kind(value) != UNWANTED for value in values_of(table)], pa.bool_())
         kept = table.filter(stays)
         return StageOutput(kept, REJECTED_SCHEMA.empty_table(), {FILTERED.total: table.num_rows - kept.num_rows})
 
@@ -135,8 +173,19 @@ def produced(value: bytes) -> bytes:
 
 
 def kind(value: bytes) -> bytes:
-    """The value that was produced without its time, if it has one."""
-    return produced(value).split(b"@")[0]
+    """The value that was produced without its time, its key and its number, if it has them."""
+    return produced(value).split(b"@")[0].split(b"/")[0]
+
+
+def key_of(value: bytes) -> bytes | None:
+    """The key of a record of a join, which stands behind its kind."""
+    _, *rest = produced(value).split(b"/")
+    return rest[0] if rest else None
+
+
+def joined_text(left: bytes, right: bytes | None) -> bytes:
+    """What a table holds of a left record and the right one that it has met."""
+    return left + (b" alone" if right is None else b" with " + right)
 
 
 def time_us(value: bytes) -> int:
@@ -147,12 +196,14 @@ def time_us(value: bytes) -> int:
 class ModelMap(MapToTables):
     def apply(self, context: Context, table: pa.Table) -> StageOutput:
         end_at(VENOM, table)
+        table, rejected = _joined(table) if "other" in table.column_names else (table, REJECTED_SCHEMA.empty_table())
         keep = [name for name in context.carried if name in table.column_names]
         emit = pa.nulls(table.num_rows, EMIT_FIELD.type).fill_null(0)
         columns = [emit if name == EMIT_FIELD.name else table[name] for name in POSITION_COLUMNS]
         columns += [table[name] for name in keep]
         more = {column.name: pa.array([MORE] * table.num_rows, pa.binary()) for column in self.tables[0].columns if column.name == "more"}
-        mapped = {"value": table["value"], **more}
+        other = {column.name: table["other"] for column in self.tables[0].columns if column.name == "other"}
+        mapped = {"value": table["value"], **other, **more}
         if self.routes:
             mapped = {self._label(0, name): column for name, column in mapped.items()} | {self._label(1, "value"): table["value"]}
             sinks = table["_tf_sink"].to_pylist() if "_tf_sink" in table.column_names else [None] * table.num_rows
@@ -160,7 +211,17 @@ class ModelMap(MapToTables):
             for number, one in enumerate(self.routed):
                 mapped[self._label(number)] = pa.array([takes(one.leg, value, sink) for value, sink in routed], pa.bool_())
         names = [*mapped, *POSITION_COLUMNS, *keep]
-        return StageOutput(pa.table([*mapped.values(), *columns], names=names), REJECTED_SCHEMA.empty_table())
+        return StageOutput(pa.table([*mapped.values(), *columns], names=names), rejected)
+
+
+def _joined(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(rows of a join with what the tables hold of both records as their value, rejections of those that are worn)."""
+    is_worn = pa.array([kind(value) == WORN for value in values_of(table)], pa.bool_())
+    kept = table.filter(pc.invert(is_worn))
+    pairs = zip(values_of(kept), kept["other"].cast(pa.binary()).to_pylist(), strict=True)
+    texts = pa.array([joined_text(*pair) for pair in pairs], pa.binary())
+    kept = kept.set_column(kept.column_names.index("value"), "value", texts)
+    return kept, refusals(table.filter(is_worn), "transform", "worn")
 
 
 def uncompressed(table: pa.Table) -> bytes:

@@ -28,6 +28,7 @@ from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
 from pipelines.process.program import Program
+from pipelines.process.ticks import TickedInput
 from pipelines.protocol.bodies import REDRIVE_CHAIN
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import all_roles
@@ -39,7 +40,9 @@ from pipelines.protocol.topology import LegId, Topology
 from pipelines.sink.chunks import Chunk, chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock
-from support.protocol_account import check_account
+from support.protocol_account import check_account, expected_outcomes
+from support.protocol_join_account import check_joined_account, check_kept, names_waiting
+from support.protocol_joins import JoinOfHistory, has_join
 from support.protocol_outside import FIRST, LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
 from support.protocol_stages import POISON, SECOND, VENOM, configuration, of_sinks, of_sources, uncompressed
 
@@ -103,8 +106,10 @@ class Runner:
         world = self.world
         if world.rng.random() < 0.1:
             start = dict.fromkeys(start, 0)
+        ticked = self._ticked(leg) if world.join and leg.name.kind == "process" else None
         while not self.stop.is_set():
-            end = admit(start, self._available(leg.name, start), world.rng.choice([1, 3, 10, 1000]))
+            available = ticked(start) if ticked else self._available(leg.name, start)
+            end = admit(start, available, world.rng.choice([1, 3, 10, 1000]))
             if end == start:
                 world.current.idle()
             else:
@@ -118,6 +123,18 @@ class Runner:
             leg.patiently(leg.chain.open)
             return leg.patiently(leg.start_offset)
         return end
+
+    def _ticked(self, leg: ProcessLeg) -> Callable[[dict[str, int]], dict[str, int]]:
+        """How far the leg may read, by its own input, which appends ticks; as everywhere, a log that does not answer has nothing new."""
+        world = self.world
+        found = TickedInput(world.log, NAMES, leg.name, (), leg._next_end_us, world.clock_that_leaps)
+
+        def available(start: dict[str, int]) -> dict[str, int]:
+            with suppress(RetryableError):
+                return found._available(start)
+            return start
+
+        return available
 
     def _available(self, leg: LegId, start: dict[str, int]) -> dict[str, int]:
         if leg.kind == "ingest":
@@ -160,7 +177,8 @@ class Command:
             fold_redrive(log, NAMES, redrive_entries_that_may_go(log, NAMES, timedelta(0)))
         chosen = list(self._chosen())
         if self._action == "import":
-            changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": b"mended"} for _, t in chosen for row in t.to_pylist()}
+            rows = (row for _, dead_letters in chosen for row in dead_letters.to_pylist())
+            changes = {Position(row["_tf_sequence"], row["_tf_ordinal"]): {"value": self.world.mended} for row in rows}
             for places, payload in edited_frames(Edited("file", changes), chosen, self.world.means.framing):
                 redrive.enter_edited(places, payload)
             return
@@ -212,7 +230,7 @@ class World:
     """One history. Everything random comes from `rng`, and only one actor runs at a time, so a seed is a story."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+        self.rng, self.seed = random.Random(seed), seed
         self.turn = threading.Lock()
         self.turn.acquire()
         self.current: Actor | None = None
@@ -222,6 +240,9 @@ class World:
         self.window_us = self.rng.choice([0, 0, 2_000_000, 10**12])
         self.lateness_us: int | None = None
         """Where values hold the event's own time, and windows are measured on it."""
+        self.join: JoinOfHistory | None = None
+        """The join of the two sources, if there is one."""
+        self._waits_for_room = 0
         self.gives_up = False
         """Rows of the sink may be given up."""
         self.config = configuration("bad", self.window_us)
@@ -269,6 +290,11 @@ class World:
         self.step_frames = self.rng.choice([1, 2, 12])
         self.chunk_rows = [2, 6, 1000]
         """Of which each look at the waiting frames takes one."""
+
+    @property
+    def mended(self) -> bytes:
+        """The value of a dead letter that was edited."""
+        return b"mended/1/0" if self.join else b"mended"
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -335,6 +361,22 @@ class World:
         if self.loses_leaders and self.leaders.random() < 0.1:
             self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
 
+    def meet_join(self) -> None:
+        """One history of four joins its two sources, without dedup, which is refused beside a join."""
+        if has_join(self.seed):
+            self.join_sources()
+
+    def join_sources(self) -> None:
+        self.join, self.has_two_sources, self.window_us = JoinOfHistory.of_seed(self.seed), True, 0
+        self.edit("bad")
+
+    def edit(self, refused: str, has_more: bool = False) -> None:
+        """The file has another configuration from now on."""
+        if self.join is None:
+            self.config = configuration(refused, self.window_us, has_more)
+        else:
+            self.config = self.join.configuration(refused, has_more)
+
     def meet_second_sink(self) -> None:
         """Three histories of ten have two sinks, of which either may refuse rows."""
         self.has_two_sinks = self.sinks.random() < 0.3
@@ -347,6 +389,21 @@ class World:
         if self.has_two_sinks and self.sinks.random() < 0.1:
             table = self.sinks.choice([self.table, self.second])
             table.is_away = not table.is_away
+
+    def move_time(self) -> None:
+        if self.join is not None:
+            self.join.move_time(self)
+
+    def wait_for_room(self) -> None:
+        """A stream is full: its writer waits, and windows of a join end meanwhile.
+
+        A tick has no room either. Where raw is too small for the records of one window, an operator raises its limit at last.
+        """
+        if self.join is not None:
+            self.clock.advance(timedelta(seconds=1))
+            self._waits_for_room += 1
+            if self._waits_for_room % 30 == 0 and names_waiting(self):
+                self.log.max_bytes[NAMES.stream("raw")] += 5_000
 
     def start(self) -> Runner:
         self.runners.append(Runner(self))
@@ -364,10 +421,14 @@ class World:
 
     def produce(self, count: int) -> None:
         for _ in range(count):
-            value = self.rng.choice([b"bad", b"odd", b"good", b"fine", *self.poison])
+            kinds = [b"bad", b"odd", b"good", b"fine", *self.poison]
+            value = self.rng.choice(kinds)
             if self.lateness_us is not None:
                 value += b"@%d" % (sum(map(len, self.of_partitions("held").values())) // 3 + self.rng.randint(0, 6))
             partition = self.rng.choice(list(self.of_partitions("held")))
+            if self.join is not None:
+                value = self.join.value(kinds, sum(map(len, self.of_partitions("held").values())))
+                partition = self.join.draws.choice([partition, OTHERS])
             topic = self.others if partition == OTHERS else self.topic
             topic.produce(partition, value, self.rng.choice([0, 0, 0, 1, 5]))
 
@@ -411,6 +472,8 @@ class World:
             if runner is not clean:
                 runner.stop.set()
         self.finish_zombies(clean)
+        if self.join is not None:
+            self.join.end_windows(self)
         self.drain(clean)
         self.check(clean)
         for actor in self.actors():
@@ -432,7 +495,15 @@ class World:
         for actor in self.everybody():
             if actor.error is not None and not isinstance(actor.error, self._may_end_with(actor, clean)):
                 raise AssertionError(f"{actor.name} of runner {actor.runner.epoch}: {actor.error!r}") from actor.error
-        check_account(self)
+        if self.join is None:
+            check_account(self, expected_outcomes(self))
+        else:
+            check_joined_account(self)
+
+    def check_purged(self, sequences: set[int]) -> None:
+        """Nothing may be purged of raw that a join still needs."""
+        if self.join is not None and sequences:
+            check_kept(self, sequences)
 
     def _may_end_with(self, actor: Actor, clean: Runner) -> tuple[type[Exception], ...]:
         """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a lane that was given up."""

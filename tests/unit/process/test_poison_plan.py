@@ -97,7 +97,9 @@ def test_what_a_task_finds_reaches_the_driver_whole(code: list[str]) -> None:
     assert (type(hangs), str(hangs), getattr(hangs, "stage", None)) == (FunctionHaltError, "own:f hangs", "pyspark")
     revived = from_failure(to_failure(UndecidedError("one record", [[*POISON, *code]])))
     assert isinstance(revived, UndecidedError)
-    assert (str(revived), revived.records) == ("one record", [[*POISON, *code]])
+    assert (str(revived), revived.records, revived.is_unwritten) == ("one record", [[*POISON, *code]], False)
+    behind = from_failure(to_failure(UndecidedError("one record", [POISON], is_unwritten=True)))
+    assert isinstance(behind, UndecidedError) and behind.is_unwritten
 
 
 @pytest.mark.parametrize(("key", "given"), [((), [(5, 2, 1), (6, 0, 2)]), (("id",), [(4, 0, 3), (5, 0, 3), (6, 0, 2)])])
