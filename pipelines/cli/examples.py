@@ -23,6 +23,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "tallyflow tap orders.yaml --at dlq --from start --json",
         "tallyflow tap orders.yaml --at raw --from start --until-now --key order-17",
     ),
+    "init": (
+        "tallyflow init --topic clicks",
+        "tallyflow init clicks.yaml --topic clicks --yes --dedup-key event_id",
+        "tallyflow init --topic clicks --from-file sample.ndjson --json",
+    ),
+    "types": ("tallyflow types", "tallyflow types string --column DateTime64"),
     "lint": ("tallyflow lint orders.yaml",),
     "preview": (
         "tallyflow preview orders.yaml --input sample.ndjson",

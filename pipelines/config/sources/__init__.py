@@ -140,12 +140,13 @@ class SchemaField(Model):
     unit: Unit | None = ours(
         None,
         "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "
-        "`time_field`. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
+        "`time_field`, also in arrays and objects. Default: `s` for a number; a string is an instant such as `2026-01-31T23:59:59Z`.",
     )
     format: TimeFormat | None = ours(
         None,
         "Format of a string that becomes a DateTime or DateTime64, or is dedup's `time_field`, such as `%d/%m/%Y %H:%M:%S` "
-        "([directives](types.md#directives-of-a-format)); without a time of day it may become a Date or Date32, too. Not with `unit`.",
+        "([directives](types.md#directives-of-a-format)), also in arrays and objects; without a time of day it may become a Date, "
+        "too. Not with `unit`.",
     )
 
     @property
@@ -154,10 +155,10 @@ class SchemaField(Model):
         return self.unit or self.format or ""
 
     def faults(self) -> Faults:
-        if self.unit is not None and self.type in ("bool", "bytes", "array", "object", "map"):
-            yield ("unit",), f"is only for numbers and strings, not {self.type}"
-        if self.format is not None and self.type != "string":
-            yield ("format",), f"is only for strings, not {self.type}"
+        if self.unit is not None and self.type in ("bool", "bytes"):
+            yield ("unit",), f"is only for numbers and strings, and for those in arrays and objects, not {self.type}"
+        if self.format is not None and self.type not in ("string", "array", "object", "map"):
+            yield ("format",), f"is only for strings, and for those in arrays and objects, not {self.type}"
         elif self.format is not None and self.unit is not None:
             yield ("format",), "does not go with `unit`: a text has one of them"
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.mapping.convert import Converted, Fault, convert_scalar
+from pipelines.process.mapping.convert import Converted, Fault, convert_scalar, is_counted_in
 from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
 from pipelines.types.columns import INTEGER_BITS, ColumnType, tuple_fields
@@ -29,19 +29,24 @@ _SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "objec
 )
 
 
-def convert(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
-    """Convert `column` to `target`; composites come from JSON text."""
+def convert(engine: Engine, column: pa.Array, target: ColumnType, notation: str = "") -> Converted:
+    """Convert `column` to `target`; composites come from JSON text. `notation`: as of `convert_scalar`, for each time inside."""
     if target.name == "Array":
-        return _array(engine, column, target)
+        return _array(engine, column, target, notation)
     if target.name == "Map":
-        return _map(engine, column, target)
+        return _map(engine, column, target, notation)
     if target.name == "Tuple":
-        return _tuple(engine, column, target) if target.fields else _unnamed_tuple(engine, column, target)
-    return convert_scalar(engine, column, target)
+        return (_tuple if target.fields else _unnamed_tuple)(engine, column, target, notation)
+    return convert_scalar(engine, column, target, notation)
 
 
-def element_source(target: ColumnType) -> str:
-    """Return the source type as which an element of a composite is read: text for instants and dates, text or numbers for Decimals."""
+def element_source(target: ColumnType, notation: str = "") -> str:
+    """Return the source type as which an element of a composite is read, unless it is the text of a number.
+
+    Instants and dates are texts, or whole numbers of a unit; Decimals are texts or numbers.
+    """
+    if is_counted_in(notation, target):
+        return "int64"
     if target.name in INTEGER_BITS:
         return "uint64" if target.name.startswith("U") else "int64"
     if target.name == "Tuple" and not target.fields:
@@ -49,12 +54,17 @@ def element_source(target: ColumnType) -> str:
     return _SOURCES.get(target.name, "string")
 
 
-def _array(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _may_be_text(target: ColumnType, notation: str) -> bool:
+    """Return whether an element that is read as a number may be the text of one."""
+    return target.name in _NUMBERS or is_counted_in(notation, target)
+
+
+def _array(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     if target.inner[0].name == "String" and pc.all(pc.match_substring_regex(texts, _PLAIN_STRINGS)).as_py() is not False:
         return _plain_strings(texts), []
     (lists,) = engine.ask("""SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    values, faults = _elements(engine, pc.list_flatten(lists), target.inner[0])
+    values, faults = _elements(engine, pc.list_flatten(lists), target.inner[0], notation)
     malformed = to_mask(pc.and_(pc.is_null(lists), pc.is_valid(texts)))
     outer = [Fault(malformed, "invalid_value", "the text is no JSON array")] if malformed.any() else []
     return pa.ListArray.from_arrays(_offsets(lengths), values), [*outer, *_lift(faults, lengths, "an element")]
@@ -71,7 +81,7 @@ def _plain_strings(texts: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(_offsets(lengths), values.cast(pa.string()))
 
 
-def _map(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _map(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     (maps,) = engine.ask("""SELECT json_transform(v, '"MAP(VARCHAR, JSON)"') FROM _tf_values""", texts)
     malformed = to_mask(pc.and_(pc.is_null(maps), pc.is_valid(texts)))
     entries = maps.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
@@ -79,7 +89,7 @@ def _map(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     flat = pc.list_flatten(entries)
     key_type, value_type = target.inner
     keys, key_faults = convert_scalar(engine, pc.struct_field(flat, 0), key_type)
-    values, value_faults = _map_values(engine, pc.struct_field(flat, 1), value_type)
+    values, value_faults = _map_values(engine, pc.struct_field(flat, 1), value_type, notation)
     faults = [Fault(malformed, "invalid_value", "the text is no JSON object with distinct keys")] if malformed.any() else []
     faults += [*_lift(key_faults, lengths, "a key"), *_lift(value_faults, lengths, "the value of a key")]
     if keys.null_count:
@@ -90,30 +100,30 @@ def _map(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
     return pa.MapArray.from_arrays(_offsets(lengths), keys, values), faults
 
 
-def _map_values(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _map_values(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     """Convert a map of strings; values that are no JSON strings become their JSON text, as GlassFlow does (features.md 1.2)."""
     if target.name != "String":
-        return _elements(engine, texts, target)
+        return _elements(engine, texts, target, notation)
     (strings,) = engine.ask("SELECT json_extract_string(v, '$') FROM _tf_values", texts)
     return strings, _null_faults(strings, target)
 
 
-def _tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _tuple(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     names = tuple_fields(target)
     present = to_mask(pc.is_valid(texts))
     documents = pc.fill_null(texts, "{}")
-    reader = json_reader(tuple(ParsedField(name, element_source(kind)) for name, kind in zip(names, target.inner, strict=True)))
+    reader = json_reader(tuple(ParsedField(name, element_source(kind, notation)) for name, kind in zip(names, target.inner, strict=True)))
     rejections = Rejections("transform", len(texts))
     read = reader.read(engine, documents, rejections)
     # A member that is read alone may be the text of a number; few rows have one.
-    alone = ~rejections.open if any(kind.name in _NUMBERS for kind in target.inner) else np.zeros(len(texts), dtype=bool)
+    alone = ~rejections.open if any(_may_be_text(kind, notation) for kind in target.inner) else np.zeros(len(texts), dtype=bool)
     faults = [_of_member(field, Fault(rows & ~alone, code, message)) for rows, code, field, message in rejections.reasons()]
     members = []
     for name, kind, column in zip(names, target.inner, read, strict=True):
-        member, member_faults = _read(engine, without(column, ~rejections.open), kind)
+        member, member_faults = _read(engine, without(column, ~rejections.open), kind, notation)
         found = [*member_faults, *(Fault(fault.rows & ~alone, *fault[1:]) for fault in _null_faults(column, kind))]
         if alone.any():
-            others, other_faults = _member(engine, documents.filter(pa.array(alone)), name, kind)
+            others, other_faults = _member(engine, documents.filter(pa.array(alone)), name, kind, notation)
             member, found = _placed(others, alone, member), [*found, *_spread(other_faults, alone)]
         members.append(member)
         faults += [_of_member(name, Fault(fault.rows & present, *fault[1:])) for fault in found]
@@ -140,7 +150,7 @@ def _spread(faults: list[Fault], rows: Mask) -> Iterator[Fault]:
         yield Fault(spread, fault.code, fault.message)
 
 
-def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     """Convert JSON arrays that have an element for each member."""
     count = len(target.inner)
     (lists,) = engine.ask("""SELECT json_transform(v, '["JSON"]') FROM _tf_values""", texts)
@@ -149,32 +159,32 @@ def _unnamed_tuple(engine: Engine, texts: pa.Array, target: ColumnType) -> Conve
     faults = [Fault(present & ~is_whole, "invalid_value", f"the text is no JSON array of {count} elements")]
     members = []
     for index, kind in enumerate(target.inner):
-        member, found = _elements(engine, pc.list_element(lists, index), kind)
+        member, found = _elements(engine, pc.list_element(lists, index), kind, notation)
         members.append(member)
         faults += [Fault(fault.rows & is_whole, fault.code, f"element {index + 1}: {fault.message}") for fault in found]
     struct = pa.StructArray.from_arrays(members, names=list(tuple_fields(target)), mask=pa.array(~present))
     return struct, [fault for fault in faults if fault.rows.any()]
 
 
-def _elements(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+def _elements(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -> Converted:
     """Convert JSON texts (null = JSON null) to `target`."""
     wrapped = pc.binary_join_element_wise('{"v":', pc.fill_null(texts, "null"), "}", "")
-    return _member(engine, wrapped, "v", target)
+    return _member(engine, wrapped, "v", target, notation)
 
 
-def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType) -> Converted:
+def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType, notation: str) -> Converted:
     """Convert the member `name` of JSON objects (absent = JSON null) to `target`; here a null is a fault unless `target` takes it."""
     rejections = Rejections("transform", len(documents))
-    (column,) = json_reader((ParsedField(name, element_source(target)),)).read(engine, documents, rejections)
+    (column,) = json_reader((ParsedField(name, element_source(target, notation)),)).read(engine, documents, rejections)
     is_number = rejections.open
-    converted, faults = _read(engine, without(column, ~is_number), target)
+    converted, faults = _read(engine, without(column, ~is_number), target, notation)
     is_text = np.zeros(len(documents), dtype=bool)
-    if target.name in _NUMBERS and not is_number.all():
+    if _may_be_text(target, notation) and not is_number.all():
         rows = ~is_number
         refused = Rejections("transform", int(np.count_nonzero(rows)))
         (texts,) = json_reader((ParsedField(name, "string"),)).read(engine, documents.filter(pa.array(rows)), refused)
         is_text[rows] = refused.open
-        numbers, more = convert_scalar(engine, without(texts, ~refused.open), target)
+        numbers, more = convert_scalar(engine, without(texts, ~refused.open), target, notation)
         converted, faults = _placed(numbers, rows, converted), [*faults, *_spread(more, rows)]
     read_faults = [Fault(rows & ~is_text, code, message) for rows, code, _, message in rejections.reasons()]
     is_null = to_mask(pc.is_null(column)) & is_number
@@ -182,10 +192,10 @@ def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType) 
     return converted, [fault for fault in (*read_faults, *faults, *null_faults) if fault.rows.any()]
 
 
-def _read(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+def _read(engine: Engine, column: pa.Array, target: ColumnType, notation: str) -> Converted:
     """Convert a column that was read as `element_source(target)` to `target`."""
     if target.name != "Decimal":
-        return convert(engine, column, target)
+        return convert(engine, column, target, notation)
     is_text = to_mask(pc.starts_with(column, '"'))
     (numbers,) = engine.ask("SELECT try_cast(v AS DOUBLE) FROM _tf_values", without(column, is_text))
     result, faults = convert_scalar(engine, numbers, target)

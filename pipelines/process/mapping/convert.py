@@ -24,6 +24,7 @@ from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type
 from pipelines.types.engine import Engine
 from pipelines.types.formatted_times import iso_texts
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
+from pipelines.types.time_formats import has_time_of_day, is_format
 from pipelines.types.vectors import Mask, mismatch, to_mask, without
 
 
@@ -49,11 +50,18 @@ _CLOCK = r"^-?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]"
 _IPV4 = rf"^{_OCTET}(?:\.{_OCTET}){{3}}$"
 
 
-def convert_scalar(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
-    """Convert `column` to `target`, which is no Array, Map or Tuple. Raise TypeError for a pair that `check_mapping` rejects."""
+def convert_scalar(engine: Engine, column: pa.Array, target: ColumnType, notation: str = "") -> Converted:
+    """Convert `column` to `target`, which is no Array, Map or Tuple. Raise TypeError for a pair that `check_mapping` rejects.
+
+    `notation`: the unit since 1970 or the format of a time; it counts for targets of times only.
+    """
     source = column.type
     if pa.types.is_dictionary(source):
-        return convert_scalar(engine, column.cast(source.value_type), target)
+        return convert_scalar(engine, column.cast(source.value_type), target, notation)
+    if is_written_in(notation, target):
+        return convert_formatted(engine, column, target, notation)
+    if is_counted_in(notation, target):
+        return convert_epoch(column, target, notation)
     convert = next((conversions.get(target.name) for is_of_kind, conversions in _CONVERSIONS if is_of_kind(source)), None)
     if convert is None:
         raise TypeError(f"no conversion from {source} to {target}")
@@ -278,6 +286,16 @@ def _instant_from_string(engine: Engine, column: pa.Array, target: ColumnType) -
 
 def _instant_from_seconds(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return convert_epoch(column, target, "s")
+
+
+def is_counted_in(notation: str, target: ColumnType) -> bool:
+    """Return whether a unit counts for a target: an instant."""
+    return bool(notation) and not is_format(notation) and target.name in INSTANT_TARGETS
+
+
+def is_written_in(notation: str, target: ColumnType) -> bool:
+    """Return whether a format counts for a target: an instant, or a date if the format has no time of day."""
+    return is_format(notation) and (target.name in INSTANT_TARGETS or (target.name in DATE_TARGETS and not has_time_of_day(notation)))
 
 
 def convert_epoch(column: pa.Array, target: ColumnType, unit: str) -> Converted:

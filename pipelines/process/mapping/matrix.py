@@ -136,6 +136,11 @@ FORMS: tuple[Form, ...] = (
     Form(("bytes",), ("FixedString",), "a text of at most so many bytes", '"abcd"', "abcd"),
     Form(("array",), ("String",), "an array, as minified JSON", "[1, null]", "[1,null]"),
     Form(("array",), ("Array",), "an array; each element as its type asks", '[1, "2"]', "[1,2]"),
+    Form(
+        *(("array",), ("Array",), "an array of times: whole numbers of the field's `unit`, texts of them, or texts in its `format`"),
+        *('[1769903999123, "1769903999123"]', "['2026-01-31 23:59:59.123','2026-01-31 23:59:59.123']", _PRECISION, "ms"),
+        kind="Array(DateTime64(3, 'UTC'))",
+    ),
     Form(("array",), ("Tuple",), "an array with an element for each member", '["a", 2]', "('a',2)", kind="Tuple(String, Int64)"),
     Form(_OBJECTS, ("String",), "an object, as minified JSON", '{"b": 1}', '{"b":1}'),
     Form(_OBJECTS, ("Map",), "an object; keys are what a `string` may become", '{"a": 1, "b": "2"}', "{'a':1,'b':2}"),

@@ -23,16 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.mapping.composites import convert, element_source
-from pipelines.process.mapping.convert import (
-    DATE_TARGETS,
-    FLOAT_TARGETS,
-    INSTANT_TARGETS,
-    INTEGER_TARGETS,
-    STRING_TARGETS,
-    Converted,
-    convert_epoch,
-    convert_formatted,
-)
+from pipelines.process.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
 from pipelines.types.columns import ColumnType
@@ -60,7 +51,7 @@ class TargetColumn:
     """One row of the mapping: the field `source` becomes the column `name` of `type`.
 
     `has_default`: the table declares a DEFAULT, which the sink lets ClickHouse apply to nulls. `unit`: the unit of the field's numbers
-    since 1970, or the format of its texts, if it has one; a unit applies to columns of instants, a format to those of dates, too.
+    since 1970, or the format of its texts, if it has one; a unit applies to instants, a format to dates, too, also inside of composites.
     """
 
     source: str
@@ -150,18 +141,10 @@ def _column(engine: Engine, parsed: pa.Table, target: TargetColumn, rejections: 
     if column.null_count and not target.takes_null:
         message = f"column {target.name} ({target.type}) is not Nullable and has no DEFAULT{_hint(target)}"
         rejections.note(to_mask(pc.is_null(column)), "null_in_non_nullable", target.name, message)
-    converted, faults = _converted(engine, column, target)
+    converted, faults = convert(engine, column, target.type, target.unit)
     for fault in faults:
         rejections.note(fault.rows, fault.code, target.name, f"column {target.name} ({target.type}): {fault.message}")
     return converted
-
-
-def _converted(engine: Engine, column: pa.Array, target: TargetColumn) -> Converted:
-    if is_format(target.unit) and target.type.name in INSTANT_TARGETS | DATE_TARGETS:
-        return convert_formatted(engine, column, target.type, target.unit)
-    if target.unit and target.type.name in INSTANT_TARGETS:
-        return convert_epoch(column, target.type, target.unit)
-    return convert(engine, column, target.type)
 
 
 def _hint(target: TargetColumn) -> str:

@@ -22,6 +22,11 @@ _SHORT = {"%F": ["%Y", "-", "%m", "-", "%d"], "%T": ["%H", ":", "%M", ":", "%S"]
 _DIGITS = ("%Y", "%y", "%m", "%d", "%H", "%I", "%M", "%S", "%f")
 
 
+def is_of_days(notation: str) -> bool:
+    """Return whether a format has no time of day."""
+    return not {*re.findall("%.", notation)} & {"%H", "%I", "%T", "%M", "%S", "%f", "%p", "%z"}
+
+
 def iso_text(text: str, notation: str, is_date: bool) -> str:
     """Return SQL of a text in a format as ISO 8601, `is_date`: a date, else an instant; NULL for a text of another form."""
     parts = [inner for part in re.findall("%.|.", notation) for inner in _SHORT.get(part, [part])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipelines.proof.verification.plain_form import DUCKDB_INTEGERS, LAST_DAYS, WIDEST_DECIMAL, duckdb_type
-from pipelines.proof.verification.time_formats import iso_text
+from pipelines.proof.verification.time_formats import is_of_days, iso_text
 from pipelines.types.columns import INTEGER_BITS, ColumnType
 
 MACROS = (
@@ -135,20 +135,20 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     """Return the reading of a value with this declared type, whose `json_type` is `json_kind` and whose text is `text`, for a column.
 
     The value is NULL if it is null or does not fit. `fits` does not cover nulls: the caller knows how the column treats them. `unit` is the
-    unit of a number since 1970, or the format of a text, which holds a percent sign.
+    unit of a number since 1970, or the format of a text, which holds a percent sign; it counts for times inside of composites, too.
     """
     if kind.name == "Array":
-        return _array(kind, text, depth)
+        return _array(kind, text, depth, unit)
     if kind.name == "Map":
-        return _map(kind, text, depth)
+        return _map(kind, text, depth, unit)
     if kind.name == "Tuple":
-        return _tuple(kind, text, depth)
+        return _tuple(kind, text, depth, unit)
     if kind.name == "JSON":
         is_object = f"coalesce(json_valid({text}) AND regexp_matches({text}, '^[ \\t\\r\\n]*\\{{'), false)"
         return Reading("NULL", is_object if source == "string" else f"({text} IS NOT NULL)")
     if source == "decimal":
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
-    elif "%" in unit and kind.name in ("DateTime", "DateTime64", "Date", "Date32"):
+    elif "%" in unit and (kind.name in ("DateTime", "DateTime64") or (kind.name in LAST_DAYS and is_of_days(unit))):
         value = _scalar(source, kind, f"({iso_text(text, unit, kind.name in LAST_DAYS)})")
     elif unit and kind.name in ("DateTime", "DateTime64"):
         value = _instant_of_unit(source, kind, text, unit)
@@ -157,15 +157,16 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     return Reading(value, f"(({value}) IS NOT NULL)")
 
 
-def _element(kind: ColumnType, document: str, depth: int) -> Reading:
+def _element(kind: ColumnType, document: str, depth: int, unit: str) -> Reading:
     """Return the reading of a JSON document inside of a composite; here `fits` covers nulls."""
-    source = _element_source(kind)
+    is_counted = bool(unit) and "%" not in unit and kind.name in ("DateTime", "DateTime64")
+    source = "int64" if is_counted else _element_source(kind)
     json_kind, text = f"coalesce(json_type({document}), 'NULL')", f"json_extract_string({document}, '$')"
-    inner = reading(source, kind, json_kind, text, depth)
+    inner = reading(source, kind, json_kind, text, depth, unit)
     value, fits = inner.value, f"{is_sound(source, json_kind, text)} AND {inner.fits}"
-    if kind.name in INTEGER_BITS or kind.name in ("Float32", "Float64"):
+    if is_counted or kind.name in INTEGER_BITS or kind.name in ("Float32", "Float64"):
         # A number may be written as a text.
-        of_text = reading("string", kind, json_kind, text, depth)
+        of_text = reading("string", kind, json_kind, text, depth, unit)
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.value} ELSE {value} END"
         fits = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.fits} ELSE {fits} END"
     when_null = "true" if kind.nullable else "false"
@@ -186,36 +187,36 @@ def _all(elements: str, name: str, fits: str) -> str:
     return f"coalesce(len(list_filter({elements}, lambda {name}: NOT ({fits}))) = 0, false)"
 
 
-def _array(kind: ColumnType, text: str, depth: int) -> Reading:
+def _array(kind: ColumnType, text: str, depth: int, unit: str) -> Reading:
     name = f"e{depth}"
     elements = f"json_extract(try_cast({text} AS JSON), '$[*]')"
-    inner = _element(kind.inner[0], name, depth + 1)
+    inner = _element(kind.inner[0], name, depth + 1, unit)
     return Reading(f"list_transform({elements}, lambda {name}: {inner.value})", _all(elements, name, inner.fits))
 
 
-def _map(kind: ColumnType, text: str, depth: int) -> Reading:
+def _map(kind: ColumnType, text: str, depth: int, unit: str) -> Reading:
     """Return the reading of a Map: in a Map of strings, other values become their JSON text. Keys are distinct."""
     name = f"e{depth}"
     keys, values = f"json_keys(try_cast({text} AS JSON))", f"json_extract(try_cast({text} AS JSON), '$.*')"
     pairs = f"list_zip({keys}, {values})"
     key = reading("string", kind.inner[0], "'VARCHAR'", f"{name}[1]", depth + 1)
-    value = _map_value(kind.inner[1], f"{name}[2]", depth + 1)
+    value = _map_value(kind.inner[1], f"{name}[2]", depth + 1, unit)
     plain = f"list_sort(list_transform({pairs}, lambda {name}: {{'1': {key.value}, '2': {value.value}}}))"
     fits = f"list_unique({keys}) = len({keys}) AND {_all(pairs, name, f'{key.fits} AND {value.fits}')}"
     return Reading(plain, f"coalesce({fits}, false)")
 
 
-def _map_value(kind: ColumnType, document: str, depth: int) -> Reading:
+def _map_value(kind: ColumnType, document: str, depth: int, unit: str) -> Reading:
     if kind.name != "String":
-        return _element(kind, document, depth)
+        return _element(kind, document, depth, unit)
     is_null = f"coalesce(json_type({document}), 'NULL') = 'NULL'"
     return Reading(f"encode(json_extract_string({document}, '$'))", "true" if kind.nullable else f"NOT ({is_null})")
 
 
-def _tuple(kind: ColumnType, text: str, depth: int) -> Reading:
+def _tuple(kind: ColumnType, text: str, depth: int, unit: str) -> Reading:
     document = f"try_cast({text} AS JSON)"
     places = [f'."{name}"' for name in kind.fields] or [f"[{index}]" for index in range(len(kind.inner))]
-    members = [_element(one, f"json_extract({document}, '${place}')", depth) for place, one in zip(places, kind.inner, strict=True)]
+    members = [_element(one, f"json_extract({document}, '${place}')", depth, unit) for place, one in zip(places, kind.inner, strict=True)]
     plain = ", ".join(f"'{number}': {member.value}" for number, member in enumerate(members, 1))
     keys = f"json_keys({document})"
     is_whole = f"list_unique({keys}) = len({keys})" if kind.fields else f"json_array_length({document}) = {len(kind.inner)}"

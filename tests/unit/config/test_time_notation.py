@@ -60,7 +60,7 @@ def test_another_format_is_another_definition_of_the_program() -> None:
 
 
 def test_a_format_is_only_for_strings() -> None:
-    assert faults(type="int") == ["sources[0].schema_fields[0].format: is only for strings, not int"]
+    assert faults(type="int") == ["sources[0].schema_fields[0].format: is only for strings, and for those in arrays and objects, not int"]
 
 
 def test_a_field_has_a_unit_or_a_format() -> None:

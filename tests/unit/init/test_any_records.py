@@ -36,7 +36,7 @@ RECORDS = st.lists(st.dictionaries(KEYS, VALUES, max_size=5), min_size=1, max_si
 @example([{"id": 1, "v": [[1], ["x"]]}])
 @example([{"id": 1, "a.b": 1, "a": {"b": "x"}}])
 @example([{"id": 1, "whole_value": 1, "v": 1}, {"id": 2, "whole_value": 2, "v": "x"}])
-def test_a_draft_makes_a_row_of_each_record_or_is_refused_in_words(records: list[dict[str, Any]]) -> None:
+def test_a_draft_makes_a_row_of_each_record_or_says_why_not(records: list[dict[str, Any]]) -> None:
     sample = Sample("topic any")
     for record in records:
         sample.add(json.dumps(record).encode())

@@ -243,3 +243,47 @@ def test_every_directive_is_read_by_stage_and_reference() -> None:
         wanted = strptime(text, notation)
         assert [wanted] == stage("DateTime64(6)", [text], notation) == [reference("DateTime64(6)", text, notation)], one
         assert len(tokens(notation)) > 2
+
+
+NESTED = [
+    ("Array(DateTime64(3))", "ms", '[1769903999123,"1769903999123.9",null]', REFUSED),
+    ("Array(DateTime64(3))", "ms", '[1769903999123,"1769903999124.9"]', [1769903999123, 1769903999124]),
+    ("Array(Nullable(DateTime))", "s", '[1769903999,null,"1769904000.5"]', [1769903999, None, 1769904000]),
+    ("Array(DateTime)", "s", "[1.5]", REFUSED),
+    ("Array(DateTime)", "s", '["2026-01-31T23:59:59Z"]', REFUSED),
+    ("Array(DateTime)", "", '["2026-01-31T23:59:59Z"]', [1769903999]),
+    ("Array(DateTime)", "%d/%m/%Y %T", '["31/01/2026 23:59:59"]', [1769903999]),
+    ("Array(DateTime)", "%d/%m/%Y %T", "[1769903999]", REFUSED),
+    ("Array(Date)", "%d/%m/%Y", '["31/01/2026"]', [20484]),
+    ("Array(Date)", "%d/%m/%Y %T", '["2026-01-31"]', [20484]),
+    ("Map(String, DateTime64(6))", "us", '{"a":1769903999123456}', [("a", 1769903999123456)]),
+    ("Tuple(at DateTime64(3), n Int64)", "ms", '{"at":"1769903999123","n":"7"}', {"at": 1769903999123, "n": 7}),
+    ("Tuple(at DateTime64(3), n Int64)", "ms", '{"at":true,"n":7}', REFUSED),
+]
+
+
+@pytest.mark.parametrize(("column", "notation", "text", "wanted"), NESTED)
+def test_times_inside_of_composites_are_read_in_the_notation(column: str, notation: str, text: str, wanted: Any) -> None:
+    source = "array" if text.startswith("[") else "object"
+    kind = parse_type(column)
+    mapped = map_columns(_ENGINE, records([text]), [TargetColumn("c", "c", kind, False, notation)]).accepted
+    assert (ticks(mapped.column("c").to_pylist()[0]) if mapped.num_rows else REFUSED) == wanted
+    one = reading(source, kind, f"'{source.upper()}'", "t", unit=notation)
+    sql = f"SELECT {one.fits}, ({one.value})::{duckdb_type(kind)} FROM (SELECT ? AS t)"
+    ((fits, value),) = _ENGINE.connection.execute(sql, [text]).fetchall()
+    plain = {"at": value["1"], "n": value["2"]} if fits and isinstance(value, dict) else value
+    if fits and column.startswith("Map"):
+        plain = [(pair["1"].decode(), pair["2"]) for pair in value]
+    assert (plain if fits else REFUSED) == wanted
+
+
+def ticks(value: Any) -> Any:
+    """Arrow's instants as the numbers of the tests: seconds, or those of the texts."""
+    if isinstance(value, dict):
+        return {name: ticks(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(ticks(one) for one in value)
+    if isinstance(value, datetime):
+        found = micros(value)
+        return found // 10**6 if not found % 10**6 else found // 1000 if not found % 1000 else found
+    return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
