@@ -84,7 +84,7 @@ def init(
 
     The file passes `validate`, `lint` and `preview`; beside it lies the statement of the proposed table, unless the table exists. Reads
     Kafka with a consumer of no group, asks ClickHouse for the table, changes nothing on either. Secrets are references such as
-    ${CLICKHOUSE_PASSWORD}. Example: tallyflow init --topic clicks --yes
+    ${CLICKHOUSE_PASSWORD}.
     """
     leave_out_pandas()
     from pipelines.init.run import draft

@@ -13,10 +13,7 @@ def types(
     column: Annotated[str | None, typer.Option("--column", help="A column type by its name, such as DateTime64. Default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which type of a field may become which type of a column, in what form, and what is lost. Connects to nothing.
-
-    Example: tallyflow types string --column DateTime64
-    """
+    """Show which type of a field may become which type of a column, in what form, and what is lost. Connects to nothing."""
     leave_out_pandas()
     from pipelines.process.mapping.docs import named
     from pipelines.process.mapping.matrix import COLUMNS, FORMS, matrix
