@@ -6,7 +6,9 @@ import typer
 from typer.models import CommandInfo
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": ("tallyflow init --topic clicks --yes", "tallyflow init clicks.yaml --from-file sample.ndjson --dedup-key click_id"),
     "validate": ("tallyflow validate orders.yaml",),
+    "types": ("tallyflow types string --column DateTime64",),
     "ddl": ("tallyflow ddl orders.yaml",),
     "prepare": ("tallyflow prepare",),
     "schema": ("tallyflow schema > pipeline.schema.json",),
@@ -71,9 +73,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def add_examples(app: typer.Typer) -> None:
-    """Put the examples below the help of every command of `app`. Raise KeyError for a command without one."""
+    """Put the examples below the help of the commands of `app`."""
     for words, command in commands_of(app):
-        command.epilog = "\n".join(["Examples:", *(f"  {line}" for line in EXAMPLES[words])])
+        if examples := EXAMPLES.get(words):
+            command.epilog = "\n".join(["Examples:", *(f"  {line}" for line in examples)])
 
 
 def commands_of(app: typer.Typer, before: str = "") -> Iterator[tuple[str, CommandInfo]]:

@@ -27,6 +27,14 @@ _STYLES = {"warning": "yellow", "error": "red"}
 _OUTPUT = 2
 
 
+class _LastingTerminal(Terminal):
+    """A terminal without which the run continues: the log has all events."""
+
+    def on_broken_pipe(self) -> None:
+        """Show nothing more: nobody reads it."""
+        self.quiet = True
+
+
 class LogFormat(StrEnum):
     """How events are shown."""
 
@@ -53,7 +61,7 @@ class Narrator:
 
     def __init__(self, stream: TextIO, log: RunLog, log_format: LogFormat | None = None) -> None:
         self._stream, self._log = stream, log
-        self._terminal = Terminal(file=stream)
+        self._terminal = _LastingTerminal(file=stream)
         self._format = log_format
         if log_format is None and (not self._terminal.is_terminal or self._terminal.is_dumb_terminal):
             self._format = LogFormat.TEXT
@@ -108,8 +116,10 @@ class Narrator:
     def _show(self, event: Event) -> None:
         now = datetime.now(UTC)
         if self._format is LogFormat.JSON:
-            self._stream.write(event_json(now, event.level, event.message, {"event": event.kind, **event.facts}))
-            self._stream.flush()
+            # Nobody reads it any more; the log has it.
+            with suppress(BrokenPipeError):
+                self._stream.write(event_json(now, event.level, event.message, {"event": event.kind, **event.facts}))
+                self._stream.flush()
             return
         text = event_lines(now, event.level, event.message).rstrip("\n") if self._format is LogFormat.TEXT else event.message
         style = _STYLES.get(event.level, "bold" if event.kind == "ready" else "")

@@ -134,7 +134,9 @@ def _dead_letter(row: dict[str, Any], message: Message) -> dict[str, Any]:
 
 def _place(row: dict[str, Any]) -> dict[str, Any]:
     coordinates = {name: row[f"_tf_{name}"] for name in ("topic", "partition", "offset")}
-    return {"position": f"{row['_tf_sequence']}.{row['_tf_ordinal']}", **coordinates}
+    # A record of which a function makes several rows has as many, each with its number.
+    emit = f".{row['_tf_emit']}" if row.get("_tf_emit") else ""
+    return {"position": f"{row['_tf_sequence']}.{row['_tf_ordinal']}{emit}", **coordinates}
 
 
 def _record(row: dict[str, Any]) -> dict[str, Any]:

@@ -342,8 +342,11 @@ class Runner:
     def _become_ready(self) -> None:
         self.is_ready = True
         states = {leg: view.status.state for leg, view in self.legs.items()}
+        word = "started, and not ready," if "halted" in states.values() else "ready"
         took = duration(time.time() - self.started_at)
-        self.report(Event("ready", f"ready after {took}: {', '.join(f'{leg} {state}' for leg, state in states.items())}", {"legs": states}))
+        self.report(
+            Event("ready", f"{word} after {took}: {', '.join(f'{leg} {state}' for leg, state in states.items())}", {"legs": states})
+        )
         self._beside = self.on_ready(self) if self.on_ready else ()
         for service in self._beside:
             service.start()

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
@@ -11,6 +12,7 @@ from support.pseudo_terminal import PseudoTerminal
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
+TESTS = Path(__file__).parents[1]
 CTRL_C = b"\x03"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -125,6 +127,22 @@ def test_logs_follow_a_run_and_the_one_after_it(case: PipelineCase) -> None:
     assert following.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_run_goes_on_when_nobody_reads_what_it_says(case: PipelineCase, log_format: str) -> None:
+    case.create_topic()
+    command = "import support.plain_runner as p; p.main()"
+    run = case.begin([sys.executable, "-c", command, "run", str(case.file), "--log-format", log_format], PYTHONPATH=str(TESTS))
+    assert run.stderr is not None
+    run.stderr.readline()
+    run.stderr.close()
+    case.send_events(30)
+    case.wait_count(30)
+    run.terminate()
+    assert run.wait(PATIENCE_SECONDS) == 0
+    run.stderr = None
+    assert "every event is accounted for" in case.invoke("logs", str(case.file)).stdout
+
+
 def test_each_runner_has_a_log_of_its_own(case: PipelineCase) -> None:
     case.create_topic()
     runners = [case.start_plain("--leg", leg) for leg in ("ingest", "process", "sink")]
@@ -154,7 +172,7 @@ def test_the_process_has_no_terminal_output_of_its_children(case: PipelineCase) 
     )
     ended = subprocess.run(
         [sys.executable, "-c", script, "run", str(case.file), "--until-caught-up"],
-        env=case.environment(PYTHONPATH="tests"),
+        env=case.environment(PYTHONPATH=str(TESTS)),
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
