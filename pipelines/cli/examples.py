@@ -6,6 +6,7 @@ import typer
 from typer.models import CommandInfo
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": ("tallyflow init orders.yaml --topic orders", "tallyflow init --topic orders --yes"),
     "validate": ("tallyflow validate orders.yaml",),
     "ddl": ("tallyflow ddl orders.yaml",),
     "prepare": ("tallyflow prepare",),
@@ -33,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "test": ("tallyflow test orders.yaml", "tallyflow test orders.yaml orders.tests.yaml --junit results.xml"),
     "dagster": ("tallyflow dagster",),
     "dashboard": ("tallyflow dashboard orders.yaml --port 8080",),
+    "types": ("tallyflow types", "tallyflow types string --column DateTime64"),
     "tally": ("tallyflow tally orders.yaml", "tallyflow tally orders.yaml --since 1h --json"),
     "audit": ("tallyflow audit orders.yaml",),
     "verify": ("tallyflow verify orders.yaml", "tallyflow verify orders.yaml --hour 2026-01-31T12"),
