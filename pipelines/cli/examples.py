@@ -8,7 +8,6 @@ from typer.models import CommandInfo
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("tallyflow init --topic clicks --yes", "tallyflow init clicks.yaml --from-file sample.ndjson --dedup-key click_id"),
     "validate": ("tallyflow validate orders.yaml",),
-    "types": ("tallyflow types string --column DateTime64",),
     "ddl": ("tallyflow ddl orders.yaml",),
     "prepare": ("tallyflow prepare",),
     "schema": ("tallyflow schema > pipeline.schema.json",),
@@ -24,11 +23,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "tallyflow tap orders.yaml --at out --limit 5",
         "tallyflow tap orders.yaml --at dlq --from start --json",
         "tallyflow tap orders.yaml --at raw --from start --until-now --key order-17",
-    ),
-    "init": (
-        "tallyflow init --topic clicks",
-        "tallyflow init clicks.yaml --topic clicks --yes --dedup-key event_id",
-        "tallyflow init --topic clicks --from-file sample.ndjson --json",
     ),
     "types": ("tallyflow types", "tallyflow types string --column DateTime64"),
     "lint": ("tallyflow lint orders.yaml",),

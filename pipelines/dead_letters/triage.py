@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.process.fingerprints import CAUSE, with_fingerprints
 from pipelines.process.steps import in_order, kinds
-from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, Position, first_rows
 from pipelines.protocol.records import joined
 from pipelines.protocol.redrive import OPEN, WAITING
 
@@ -183,7 +183,8 @@ def _groups_of(dead_letters: pa.Table) -> Iterator[Group]:
 def _copies_of(members: pa.Table) -> dict[str, Any]:
     if COPIES_COLUMN not in members.column_names:
         return {}
-    copies, since = (members.column(name) for name in (COPIES_COLUMN, COUNTED_FROM_COLUMN))
+    # Of several refused rows of a record each has the same copies.
+    copies, since = (first_rows(members).column(name) for name in (COPIES_COLUMN, COUNTED_FROM_COLUMN))
     return {COPIES_COLUMN: pc.sum(copies, min_count=0).as_py(), COUNTED_FROM_COLUMN: pc.max(since).as_py()}
 
 

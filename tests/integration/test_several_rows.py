@@ -118,8 +118,9 @@ def test_a_runner_killed_amid_them_doubles_no_row(case: PipelineCase, step: str)
     assert_proven(case)
 
 
-def test_a_refused_row_enters_again_alone(case: PipelineCase) -> None:
-    write(case)
+@pytest.mark.parametrize("before", [(), ({**DEDUP, "config": {"key": "id", "time_window": "1h"}},)], ids=["without dedup", "behind dedup"])
+def test_a_refused_row_enters_again_alone(case: PipelineCase, before: tuple[dict[str, Any], ...]) -> None:
+    write(case, *before)
     case.create_topic()
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT fair CHECK name NOT IN ('d', 'h', 'k')")

@@ -13,6 +13,7 @@ from pipelines.dead_letters.triage import REMEDIES, ExactSelection, Selection, d
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint, with_fingerprints
 from pipelines.protocol.positions import Position
+from pipelines.protocol.records import INSTANT
 from pipelines.testing import FIRST_INSTANT
 
 
@@ -142,3 +143,10 @@ def test_dead_letters_of_rows_are_chosen_by_their_numbers() -> None:
     assert chosen(ExactSelection, Position(5, 0), Position(7, 0), Position(8, 0)) == ["5.0", "7.0.0"]
     assert dead_letters_at([letters], Position(7, 0)).num_rows == 2
     assert dead_letters_at([letters], Position(7, 0, 2)).column("refused_row").to_pylist() == [2]
+
+
+def test_copies_of_a_record_with_several_refused_rows_count_once() -> None:
+    letters = frame(dead_letter(7, refused_row=0), dead_letter(7, refused_row=2), dead_letter(8, refused_row=1))
+    counted = letters.append_column("copies_dropped", pa.array([4, 4, 1])).append_column("copies_counted_from", pa.nulls(3, INSTANT))
+    (group,) = groups([counted], ALL)
+    assert (group.letters, group.copies_dropped) == (3, 5)

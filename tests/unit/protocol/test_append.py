@@ -223,3 +223,20 @@ def test_a_server_refusing_its_own_sequence_breaks_the_protocol() -> None:
     log.last = lambda stream, subject: stale
     with pytest.raises(InvariantError, match="refused at its own last sequence"):
         appender(log).append(b"x", Position(4, 0), Position(4, 0), 1)
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [7], [2, 1, 4]])
+def test_a_frame_may_end_between_rows_of_a_record(sizes: list[int]) -> None:
+    places = [(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 3), (1, 1, 4), (2, 0, 2)]
+    columns = zip(
+        ("_tf_sequence", "_tf_ordinal", "_tf_emit"), zip(*places, strict=True), (pa.uint64(), pa.uint32(), pa.uint32()), strict=True
+    )
+    table = pa.table({name: pa.array(values, kind) for name, values, kind in columns})
+    log = MemoryLog()
+    # A kill after each frame: the next attempt cuts otherwise, and appends what is not there.
+    for end in range(1, len(places) + 1):
+        append_rows(appender(log, cut=[*sizes]), table.slice(0, end))
+        append_rows(appender(log, cut=[2]), table.slice(0, end))
+    frames = [decode_frame(message.payload).to_pylist() for message in log.messages(STREAM)]
+    assert [tuple(row.values()) for frame in frames for row in frame] == places
+    assert log.messages(STREAM)[-1].headers["Tf-Last"] == "2.0.2"

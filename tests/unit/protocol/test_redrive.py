@@ -75,6 +75,7 @@ def dead_letters() -> pa.Table:
         "past_dedup": True,
         "origin": "4.1",
         "sink": "sink:audit",
+        "refused_row": 2,
     }
     oversize = {**row, "_tf_ordinal": 4, "oversize": {"bytes": 10**7, "sha256": b"x"}}
     return pa.Table.from_pylist([row, oversize], schema=DEAD_LETTER_SCHEMA)
@@ -103,6 +104,7 @@ def test_a_reentered_record_keeps_bytes_coordinates_and_history() -> None:
         "past_dedup": True,
         "origin": "17.3",
         "sink": "sink:audit",
+        "refused_row": 2,
     }
 
 
