@@ -77,7 +77,7 @@ class Meaning:
     def outcomes(self) -> Outcomes:
         apart = [*self.without_row.values(), *(left.row for left in self.waiting.values())]
         of_first = sum(row.get("sink") in (None, FIRST) for row in apart)
-        return Outcomes(self.accepted, dict(self.refused), 0, set(), self.counts["filtered"], of_first)
+        return Outcomes(self.accepted, dict(self.refused), 0, set(), self.counts["filtered"], of_first, frozenset(self.refused_behind))
 
 
 class Account:

@@ -23,7 +23,7 @@ from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_
 from pipelines.engine.connections import Means
 from pipelines.engine.inputs import admit
 from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
-from pipelines.errors import FencedError, HaltError, RetryableError
+from pipelines.errors import FencedError, HaltError, RetryableError, UndecidedError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.process import stage_config
 from pipelines.process.leg import ProcessLeg
@@ -362,7 +362,7 @@ class World:
             self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
 
     def meet_join(self) -> None:
-        """One history of four joins its two sources, without dedup, which is refused beside a join."""
+        """One history of four joins its two sources, of which none drops copies."""
         if has_join(self.seed):
             self.join_sources()
 
@@ -509,7 +509,7 @@ class World:
         """Fenced by a newer one; a start or a command by an outage; what was told to stop while it waited; a lane that was given up."""
         if actor.name == LANE:
             # Its part was done by the leg, which may have come far since.
-            return (HaltError, RetryableError)
+            return (HaltError, RetryableError, UndecidedError)
         fenced = (FencedError,) if actor.was_overtaken else ()
         if isinstance(actor.runner, Command):
             return *fenced, RetryableError

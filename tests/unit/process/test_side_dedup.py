@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.leg_case import NAMES, LegCase
 from support.programs import first_of
 from support.shared_case import Shared, outcome
 
+from pipelines.errors import HaltError
 from pipelines.process.computed import stored
 from pipelines.process.program import RELEASE, Lane, Program
-from pipelines.process.steps import Step
+from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.filter import Filter
 from pipelines.process.steps.join import Join, JoinedField, JoinSide
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
-from pipelines.protocol.records import POSITION_COLUMNS, decode_frame
+from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, decode_frame
 
 SECOND = 1_000_000
 WINDOWS = (8 * SECOND, 20 * SECOND)
@@ -134,6 +136,41 @@ def test_a_plan_that_is_done_again_finds_the_same_copies(tmp_path: Path) -> None
     assert play(again, 3) == sent
     assert outcome(again) == outcome(once)
     assert again.files() == again.listed()
+
+
+def send_a_record_that_ends_the_mapping(case: LegCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve pairs, each in a portion of its own behind the join, and a copy of the first left record under another key of the join."""
+    apply = MapToTables.apply
+
+    def ending(self: MapToTables, context: Context, rows: pa.Table) -> StageOutput:
+        if "venom" in rows.column("v").to_pylist():
+            raise ZeroDivisionError("a value of the row")
+        return apply(self, context, rows)
+
+    monkeypatch.setattr(MapToTables, "apply", ending)
+    monkeypatch.setattr("pipelines.process.joining.GATHERED_ROWS", 1)
+    case.send([b'{"id": %d, "who": %d, "name": "n"}' % (who, who) for who in range(12)], "r")
+    lefts = [b'{"id": %d, "who": %d, "v": "v"}' % (who, who) for who in range(12) if who != 5]
+    case.send([b'{"id": 5, "who": 5, "v": "venom"}', b'{"id": 5, "who": 2, "v": "copy"}', *lefts])
+    case.go_on()
+
+
+@pytest.mark.parametrize("copies", [(None, None), (None, 5 * SECOND)], ids=["none", "right"])
+def test_a_record_is_decided_behind_rows_of_other_buckets(
+    copies: Sequence[int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = LegCase(tmp_path, BUCKETS, stages=program(copies))
+    send_a_record_that_ends_the_mapping(case, monkeypatch)
+    assert rows_of(case) == sorted([(5, "copy", "n"), *((who, "v", "n") for who in range(12) if who != 5)])
+    (letters,) = outcome(case)["dlq"].values()
+    assert [code for _, _, code in letters] == ["internal_error"]
+
+
+def test_a_record_with_copies_is_not_decided_behind_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan would leave it out before the dedup, and the row of its copy may belong before rows that are written."""
+    case = LegCase(tmp_path, BUCKETS, stages=program((3 * SECOND, None)))
+    with pytest.raises(HaltError, match="an earlier attempt has passed it"):
+        send_a_record_that_ends_the_mapping(case, monkeypatch)
 
 
 @pytest.mark.parametrize(
