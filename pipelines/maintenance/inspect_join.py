@@ -4,7 +4,6 @@ The history is played again from raw, for the records of the one key, by the mea
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,9 +20,10 @@ from pipelines.maintenance.inspect import KeyState, Seen, hashed_key
 from pipelines.maintenance.replay import Start, snapshots_of_plans
 from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.buckets import live_runs
-from pipelines.process.dedup import KEY_COLUMNS
+from pipelines.process.dedup import KEY_COLUMNS, Deduplicated
 from pipelines.process.program import Program, run
-from pipelines.process.side_copies import keys_by_place
+from pipelines.process.side_copies import copies_found_by
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import IS_RIGHT_COLUMN
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import ProcessDone, ProcessState
@@ -128,18 +128,14 @@ def why_joined(state: KeyState, texts: Sequence[str], progress: Progress = no_pr
     values, hi, lo = hashed_key(state.connections.engine, join.left.key, config.fields_of(join.left.source), texts)
     start = _start(state, config, done)
     history = _History(config, (hi[0], lo[0]))
-    with TemporaryDirectory(dir=_made(state.directory)) as own, ExitStack() as opened:
-        copies = _Copies(config, Path(own), opened)
+    state.directory.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=state.directory) as own:
+        copies = _Copies(config, Path(own))
         for program, frames in _portions(state, config, start, done, progress):
             rows = run(program, state.connections.engine, frames).rows
             history.add(rows, copies.among(rows, frames))
     records = tuple(history.ended(done.clock_us))
     return JoinHistory(values, int(bucket_of_key(lo, done.buckets)[0]), start.sequence + 1, history.scanned, records)
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 def _start(state: KeyState, config: Program, done: ProcessDone) -> Start:
@@ -169,21 +165,21 @@ def _portions(
 class _Copies:
     """The copies on each side of a join, by stores below a directory."""
 
-    def __init__(self, config: Program, directory: Path, opened: ExitStack) -> None:
-        self._config, self._directory, self._opened = config, directory, opened
+    def __init__(self, config: Program, directory: Path) -> None:
+        self._config, self._directory = config, directory
         self._stores: dict[str, KeyedStore] = {}
 
     def among(self, rows: pa.Table, frames: Sequence[Arrived]) -> set[int]:
         """Return the positions of the copies among rows of the next frames."""
-        found: set[int] = set()
-        steps_of = {SIDE_DEDUP_STORES[is_right]: step for is_right, step in self._config.side_dedups.items()}
-        for place, keys in keys_by_place(rows, self._config).items():
+        span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
+
+        def first_of_keys(place: str, step: Dedup, keys: pa.Table) -> Deduplicated:
             store = self._stores.setdefault(place, KeyedStore(Storage.local(self._directory / place)))
-            firsts, _ = steps_of[place.rpartition("/")[0]].first_of_keys(keys, store, None)
-            span = (frames[0].message.sequence - 1, frames[-1].message.sequence)
+            firsts, _ = step.first_of_keys(keys, store, None)
             store.open(store.add(firsts.entries, span, 0, has_turn=True))
-            found |= set(position_keys(firsts.duplicates).tolist())
-        return found
+            return firsts
+
+        return set(copies_found_by(first_of_keys, rows, self._config).tolist())
 
 
 class _History:
@@ -192,7 +188,7 @@ class _History:
     def __init__(self, config: Program, key: tuple[Any, Any]) -> None:
         assert config.join is not None
         self._join, self._key = config.join, key
-        self._records: list[tuple[int, JoinRecord]] = []
+        self._records: list[JoinRecord] = []
         self._waiting: list[tuple[int, JoinRecord]] = []
         self._newest: tuple[int, JoinRecord] | None = None
         self.scanned = 0
@@ -212,7 +208,7 @@ class _History:
         seen = Seen(row["_tf_arrival"], position, row["_tf_topic"], row["_tf_partition"], row["_tf_offset"])
         is_right = row[IS_RIGHT_COLUMN]
         record = JoinRecord(seen, (self._join.right if is_right else self._join.left).source, COPY)
-        self._records.append((at_us, record))
+        self._records.append(record)
         if is_copy:
             return
         if is_right:
@@ -243,8 +239,7 @@ class _History:
             left.until = instant(since + windows.left_us)
         if self._newest is not None:
             self._newest[1].until = instant(self._newest[0] + windows.right_us)
-        for _, record in self._records:
-            yield record
+        yield from self._records
 
 
 def _meet(left: JoinRecord, right: JoinRecord) -> None:

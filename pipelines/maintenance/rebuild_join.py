@@ -19,17 +19,19 @@ from pipelines.maintenance.rebuilding import Rebuilding, Rebuilt
 from pipelines.maintenance.replay import Start
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import dedup_store, key_owners, listed, live_runs, shares
+from pipelines.process.dedup import Deduplicated
 from pipelines.process.join.rows import join
 from pipelines.process.join.sides import Frames
 from pipelines.process.joining import join_stores
 from pipelines.process.program import Program
-from pipelines.process.side_copies import keys_by_place, without_copies
+from pipelines.process.side_copies import copies_found_by, without_copies
 from pipelines.process.stage_config import config_of
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import KEPT, UNMATCHED
 from pipelines.protocol.bodies import ProcessDone
-from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES, listed_as
+from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, listed_as
 from pipelines.protocol.outcomes import DUPLICATE, WAITING
-from pipelines.protocol.positions import NO_POSITIONS, RawPositions, position_keys
+from pipelines.protocol.positions import RawPositions
 from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import joined
 
@@ -81,17 +83,17 @@ class JoinRebuilding(Rebuilding):
 
     def _copies(self, config: Program, rows: pa.Table, behind: Start) -> RawPositions:
         """Return the positions of the copies on each side; write the keys that are accepted."""
-        steps = {SIDE_DEDUP_STORES[is_right]: step for is_right, step in config.side_dedups.items()}
-        found = [NO_POSITIONS]
-        for place, keys in keys_by_place(rows, config).items():
+
+        def first_of_keys(place: str, step: Dedup, keys: pa.Table) -> Deduplicated:
             name, _, bucket = place.rpartition("/")
             store = dedup_store(self._connections, int(bucket), name)
             store.open(live_runs(self.runs, place))
-            firsts, _ = steps[name].first_of_keys(keys, store, None)
+            firsts, _ = step.first_of_keys(keys, store, None)
             span = (self._at.sequence, behind.sequence)
-            self._list(place, listed(store.add(firsts.entries, span, steps[name].expired_us(self._at), has_turn=True)))
-            found.append(position_keys(firsts.duplicates))
-        return np.concatenate(found)
+            self._list(place, listed(store.add(firsts.entries, span, step.expired_us(self._at), has_turn=True)))
+            return firsts
+
+        return copies_found_by(first_of_keys, rows, config)
 
     def _join(self, config: Program, bucket: int, rows: pa.Table | None, frames: Frames) -> None:
         assert config.join is not None

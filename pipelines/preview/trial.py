@@ -21,13 +21,12 @@ from pipelines.process.dedup import Deduplicated
 from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
 from pipelines.process.program import Program, records_for
-from pipelines.process.side_copies import keys_by_place, without_copies
+from pipelines.process.side_copies import copies_found_by, without_copies
 from pipelines.process.steps import Context, State, Step, pass_through
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import NOTHING, Watermarks
-from pipelines.protocol.naming import SIDE_DEDUP_STORES
-from pipelines.protocol.positions import NO_POSITIONS, in_position_order, position_keys
+from pipelines.protocol.positions import in_position_order, position_keys
 from pipelines.protocol.records import empty_rejected, joined
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
@@ -114,12 +113,11 @@ class Trial:
 
     def _without_copies(self, rows: pa.Table, frames: Sequence[Arrived], note: Note) -> pa.Table:
         """Return the rows of both sides of a join without the copies of each, which are noted."""
-        found = [NO_POSITIONS]
-        for place, keys in keys_by_place(rows, self.program).items():
-            name, _, bucket = place.rpartition("/")
-            (step,) = (one for is_right, one in self.program.side_dedups.items() if SIDE_DEDUP_STORES[is_right] == name)
-            found.append(position_keys(self._first(step, place, int(bucket), keys, frames, None)[0].duplicates))
-        copies = np.concatenate(found)
+
+        def first_of_keys(place: str, step: Dedup, keys: pa.Table) -> Deduplicated:
+            return self._first(step, place, int(place.rpartition("/")[2]), keys, frames, None)[0]
+
+        copies = copies_found_by(first_of_keys, rows, self.program)
         if len(copies):
             dropped = rows.filter(pa.array(np.isin(position_keys(rows), copies)))
             note(len(self.program.steps), dropped, dropped.slice(0, 0), empty_rejected(), DUPLICATE)

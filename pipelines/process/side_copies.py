@@ -5,19 +5,22 @@ key, which is not the join's: keys and positions cross to them, and the position
 Guarantee: as `dedup`; a second attempt finds the same copies, because the stores are read as the last `done` lists them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.buckets import BUCKET_THREADS, Buckets, key_owners, shares
-from pipelines.process.dedup import COPY_KEY_COLUMNS, KEY_COLUMNS, PAST_COLUMN
+from pipelines.process.dedup import COPY_KEY_COLUMNS, KEY_COLUMNS, PAST_COLUMN, Deduplicated
 from pipelines.process.program import Program
+from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import IS_RIGHT_COLUMN
 from pipelines.protocol.naming import SIDE_DEDUP_STORES, listed_as
 from pipelines.protocol.positions import NO_POSITIONS, SEQUENCE_AND_ORDINAL, RawPositions, position_keys
 
+FirstOfKeys = Callable[[str, Dedup, pa.Table], Deduplicated]
+"""Deduplicates keys against the store of a place (store and bucket), by a step, and writes those that it accepts."""
 _COMPARED = (*SEQUENCE_AND_ORDINAL, "_tf_arrival", PAST_COLUMN, *COPY_KEY_COLUMNS)
 
 
@@ -37,17 +40,28 @@ def keys_by_place(rows: pa.Table, config: Program) -> dict[str, pa.Table]:
 
 def copies_among(keys: Mapping[str, pa.Table], config: Program, buckets: Buckets) -> RawPositions:
     """Return the positions of the copies among all keys of a plan in some places, ascending; write the keys that are accepted."""
-    steps = {SIDE_DEDUP_STORES[is_right]: step for is_right, step in config.side_dedups.items()}
 
     def copies(place: str) -> RawPositions:
         store, _, bucket = place.rpartition("/")
-        found, _ = buckets.first_of_keys(steps[store], keys[place], int(bucket), store=store)
+        found, _ = buckets.first_of_keys(_step_of(config, store), keys[place], int(bucket), store=store)
         return position_keys(found.duplicates)
 
     with buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
         found = [worker.result() for worker in [workers.submit(copies, place) for place in keys]]
     positions: RawPositions = np.sort(np.concatenate([NO_POSITIONS, *found]))
     return positions
+
+
+def copies_found_by(first_of_keys: FirstOfKeys, rows: pa.Table, config: Program) -> RawPositions:
+    """Return the positions of the copies among the rows of both sides, found place by place, outside of a plan."""
+    found = [NO_POSITIONS]
+    for place, keys in keys_by_place(rows, config).items():
+        found.append(position_keys(first_of_keys(place, _step_of(config, place.rpartition("/")[0]), keys).duplicates))
+    return np.concatenate(found)
+
+
+def _step_of(config: Program, store: str) -> Dedup:
+    return next(step for is_right, step in config.side_dedups.items() if SIDE_DEDUP_STORES[is_right] == store)
 
 
 def without_copies(rows: pa.Table, copies: RawPositions) -> pa.Table:
