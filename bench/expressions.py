@@ -13,7 +13,8 @@ from pipelines.host import collect_rarely
 from pipelines.preview.declared import declared_table
 from pipelines.process.arrivals import Arrived
 from pipelines.process.compile import compile_program
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, Message, cut_frames
 from pipelines.testing import FIRST_INSTANT, records
 from pipelines.types.duckdb import open_engine

@@ -17,7 +17,7 @@ from pipelines.functions.code import pack
 from pipelines.functions.host import Host
 from pipelines.functions.spec import Function
 from pipelines.host import collect_rarely
-from pipelines.process.program import run
+from pipelines.process.run import run
 from pipelines.types.duckdb import open_engine
 
 EVENTS = 50_000

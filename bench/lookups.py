@@ -12,7 +12,8 @@ from bench.expressions import frames_of, program_of
 from pipelines.host import collect_rarely
 from pipelines.lookups.snapshot import Snapshot, snapshot_of
 from pipelines.lookups.spec import Column, Range, TableSpec
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 

@@ -32,7 +32,8 @@ from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.compile import compile_program
 from pipelines.process.frames import process_frames
 from pipelines.process.items import ProcessItem
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps import Context, Step
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined

@@ -25,7 +25,8 @@ from pipelines.process import stage_config
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.drop_marks import MARK_COLUMN
 from pipelines.process.fingerprints import with_fingerprints
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.stage_config import with_snapshots
 from pipelines.process.watermarks import TIME_COLUMN
 from pipelines.progress import Progress

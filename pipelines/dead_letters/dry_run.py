@@ -30,7 +30,8 @@ from pipelines.process.buckets import dedup_store, key_owners, live_runs, shares
 from pipelines.process.compile import compile_program
 from pipelines.process.drop_marks import counts_of, parted
 from pipelines.process.frames import frame_times
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps.lookup import SnapshotOpener
 from pipelines.protocol.bodies import NOTHING, ProcessState
 from pipelines.protocol.lookup_offers import last_offer

@@ -21,7 +21,8 @@ from pipelines.maintenance.replay import Start, snapshots_of_plans
 from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.buckets import live_runs
 from pipelines.process.dedup import KEY_COLUMNS, Deduplicated
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.side_copies import copies_found_by
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import IS_RIGHT_COLUMN

@@ -17,7 +17,8 @@ from pipelines.errors import DataLossError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.replay import Start, process_entries
 from pipelines.process.arrivals import Arrived, arrivals, steps
-from pipelines.process.program import Program, add_counts, new_counts, run
+from pipelines.process.program import Program
+from pipelines.process.run import add_counts, new_counts, run
 from pipelines.process.stage_config import planned
 from pipelines.progress import Progress
 from pipelines.protocol.bodies import Poison, ProcessDone, ProcessPlan

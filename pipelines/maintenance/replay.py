@@ -11,7 +11,8 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.lookups.storage import Snapshots
 from pipelines.process.arrivals import arrivals, steps
 from pipelines.process.dedup import PAST_COLUMN
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.snapshots_of_plans import SnapshotsOfPlans
 from pipelines.process.watermarks import TIME_COLUMN, FrameTimes, Times
 from pipelines.progress import Progress

@@ -20,7 +20,8 @@ from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import Deduplicated
 from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
-from pipelines.process.program import Program, records_for
+from pipelines.process.program import Program
+from pipelines.process.run import records_for
 from pipelines.process.side_copies import copies_found_by, without_copies
 from pipelines.process.steps import Context, State, Step, pass_through
 from pipelines.process.steps.dedup import Dedup

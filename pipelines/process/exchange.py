@@ -37,7 +37,8 @@ from pipelines.process.exchange_items import (
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
 from pipelines.process.joining import Joining, frames_of, waiting_buckets
-from pipelines.process.program import Made, Program, add_counts, new_counts, run
+from pipelines.process.program import Program
+from pipelines.process.run import Made, add_counts, new_counts, run
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.stage_config import planned
 from pipelines.process.watermarks import FrameTimes

@@ -20,7 +20,8 @@ from pipelines.process.exchange import process_exchanged, run_step
 from pipelines.process.isolation import undecided
 from pipelines.process.items import ProcessItem, ProcessReport
 from pipelines.process.joining import Appended, Joining, frames_of, waiting_buckets
-from pipelines.process.program import Made, Program, add_counts, new_counts
+from pipelines.process.program import Program
+from pipelines.process.run import Made, add_counts, new_counts
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import Watermarks

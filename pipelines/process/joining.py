@@ -30,7 +30,8 @@ from pipelines.process.items import ProcessItem
 from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice, join
 from pipelines.process.join.sides import Frames, before
 from pipelines.process.join.stores import JoinStores
-from pipelines.process.program import Program, counts_of_reasons
+from pipelines.process.program import Program
+from pipelines.process.run import counts_of_reasons
 from pipelines.process.steps import Context, Passed, pass_through
 from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
 from pipelines.protocol.append import append_rows

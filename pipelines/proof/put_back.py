@@ -25,7 +25,8 @@ from pipelines.connectors.sinks import Table
 from pipelines.errors import HaltError, NotSupportedError, RefusedError, RetryableError
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
 from pipelines.process.drop_marks import parted
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import read_frames
 from pipelines.proof.verification.result import Verification

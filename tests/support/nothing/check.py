@@ -13,7 +13,8 @@ from pipelines.dead_letters.triage import STAGES
 from pipelines.errors import ConfigurationError
 from pipelines.process.arrivals import Arrived
 from pipelines.process.compile import compile_program
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.stage_config import load, store
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.proof.verification.steps import Wanted, statement_of

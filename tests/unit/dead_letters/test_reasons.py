@@ -11,7 +11,8 @@ from support.programs import first_of, program
 from pipelines.dead_letters.reasons import reason_of
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import Stored, stored
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps import Step
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.filter import Filter

@@ -20,7 +20,8 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import Stored, stored
 from pipelines.process.drop_marks import MARK_COLUMN, parted
-from pipelines.process.program import Made, Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import Made, run
 from pipelines.process.steps import Step
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.filter import Filter

@@ -20,7 +20,8 @@ from pipelines.process.arrivals import Arrived
 from pipelines.process.giving_up import given_up
 from pipelines.process.isolation import INTERNAL_ERROR
 from pipelines.process.leg import ProcessLeg
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan

@@ -21,7 +21,7 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.compile import compile_program
-from pipelines.process.program import run
+from pipelines.process.run import run
 from pipelines.process.steps import Context, Step
 from pipelines.process.steps.dedup import Dedup
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, StageOutput, empty_rejected, encode_frame

@@ -28,7 +28,8 @@ from pipelines.preview.given import frames_of, of_lines
 from pipelines.preview.run import preview
 from pipelines.process import isolation, stage_config
 from pipelines.process.arrivals import Arrived
-from pipelines.process.program import Made, Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import Made, run
 from pipelines.process.steps import Context
 from pipelines.process.steps.pyspark import PySpark
 from pipelines.process.steps.python import Python

@@ -15,7 +15,8 @@ from pipelines.process.computed import stored
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.mapping.step import MAX_ROW_BYTES
 from pipelines.process.parse.columns import widest_bytes
-from pipelines.process.program import Program, run_records
+from pipelines.process.program import Program
+from pipelines.process.run import run_records
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, with_positions

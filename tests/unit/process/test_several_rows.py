@@ -17,7 +17,8 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import stored
-from pipelines.process.program import Made, Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import Made, run
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.filter import Filter
 from pipelines.process.steps.python import Python

@@ -14,7 +14,8 @@ from support.programs import first_of
 
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import stored
-from pipelines.process.program import Made, Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import Made, run
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.proof.readers.frames import batch_of

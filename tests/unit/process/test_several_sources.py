@@ -16,7 +16,8 @@ from pipelines.preview.run import preview
 from pipelines.preview.trial import Trial, note_nothing
 from pipelines.process.arrivals import Arrived, microseconds
 from pipelines.process.computed import stored
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps import Step
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.filter import Filter

@@ -13,7 +13,8 @@ from support.programs import program
 
 from pipelines.process.arrivals import Arrived
 from pipelines.process.computed import stored
-from pipelines.process.program import Program, run
+from pipelines.process.program import Program
+from pipelines.process.run import run
 from pipelines.process.steps import Step
 from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.dedup import Dedup

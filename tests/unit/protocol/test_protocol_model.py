@@ -281,7 +281,7 @@ def takes_all_records_for_those_of_the_first_source(message: Message, arrival_us
 
 
 def test_a_record_that_is_given_to_another_source_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.process.program.sourced_records_of", takes_all_records_for_those_of_the_first_source)
+    monkeypatch.setattr("pipelines.process.run.sourced_records_of", takes_all_records_for_those_of_the_first_source)
     with pytest.raises(AssertionError):
         play_all(range(100))
 
