@@ -217,8 +217,8 @@ def test_tally_since_an_instant_accounts_for_what_was_done_since(case: PipelineC
 
 def leg(name: str, rows_in: int, outcomes: dict[str, int]) -> dict[str, Any]:
     upstream = {"process": ["ingest"], "sink": ["process"]}.get(name, [])
-    counted = {"rows_in": rows_in, "outcomes": outcomes, "waiting": 0, "waiting_before": 0, "has_open_plan": False, "residue": 0}
-    return {"leg": name, **counted, "upstream": upstream}
+    counted = {"rows_in": rows_in, "made": 0, "outcomes": outcomes, "waiting": 0, "waiting_before": 0, "residue": 0}
+    return {"leg": name, **counted, "has_open_plan": False, "upstream": upstream}
 
 
 def test_delete_lists_what_goes_and_asks_first(case: PipelineCase) -> None:
