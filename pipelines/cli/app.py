@@ -24,12 +24,13 @@ from pipelines.cli import state as state_commands
 from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import types as types_commands
+from pipelines.cli import validate as validate_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
 from pipelines.cli.examples import add_examples
 from pipelines.cli.status import show_status
-from pipelines.config import json_schema, load, notes
+from pipelines.config import json_schema, load
 from pipelines.config.source_ids import chosen_source
 from pipelines.errors import HaltError
 from resources.local import cli as local_cli
@@ -55,21 +56,6 @@ def about(
     _: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
 ) -> None:
     """Kafka into ClickHouse, exactly once, with every event accounted for."""
-
-
-@app.command()
-def validate(file: File) -> None:
-    """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing."""
-    from pipelines.runner.preflight import check_functions, check_supported, check_types
-
-    with errors_as_exit():
-        config = load(file)
-        check_types(config)
-        check_functions(config)
-        for note in notes(config):
-            out.print(f"note: {note}", style="yellow", markup=False)
-        check_supported(config)
-    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
 
 
 @app.command()
@@ -158,6 +144,7 @@ def status(
 
 for command in (
     init_commands.init,
+    *validate_commands.COMMANDS,
     run_commands.run,
     log_commands.logs,
     tap_commands.tap,

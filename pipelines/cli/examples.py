@@ -7,7 +7,8 @@ from typer.models import CommandInfo
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("tallyflow init --topic clicks --yes", "tallyflow init clicks.yaml --from-file sample.ndjson --dedup-key click_id"),
-    "validate": ("tallyflow validate orders.yaml",),
+    "validate": ("tallyflow validate orders.yaml", "tallyflow validate orders.yaml --connect"),
+    "doctor": ("tallyflow doctor orders.yaml", "tallyflow doctor orders.yaml --json"),
     "ddl": ("tallyflow ddl orders.yaml",),
     "prepare": ("tallyflow prepare",),
     "schema": ("tallyflow schema > pipeline.schema.json",),

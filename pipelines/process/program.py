@@ -1,9 +1,10 @@
 """A program: the steps that raw records pass, from the parse of each source to the mapping. Pure: no Spark, no socket.
 
 In: a pipeline file and the facts of its tables (`compile_program`), or the JSON that plans name by its version. Out: the rows and dead
-letters of raw frames (`process.run`). The records of each source pass steps of their own first; then those of all pass the rest together, in
-position order. The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it: the table's
-columns cross the exchange, not the fields. With a join it ends before the join: the steps behind that run after the exchange (`joining`).
+letters of raw frames (`process.run`). The records of each source pass steps of their own first; then those of all pass the rest together,
+in position order. The part before the exchange ends with the mapping, which reads each field as soon as no later step needs it: the
+table's columns cross the exchange, not the fields. With a join it ends before the join: the steps behind that run after the exchange
+(`joining`).
 """
 
 import hashlib

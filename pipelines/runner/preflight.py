@@ -231,5 +231,7 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
 
 def _has_sent(config: PipelineConfig, log: JetStream) -> bool:
     names = Names(config.pipeline_id)
+    if log.state(names.stream("ledger")) is None:
+        return False
     sink = read_chain(log, names, config.sink_leg.chain)
     return sink.done is not None or sink.plan is not None

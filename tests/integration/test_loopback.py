@@ -26,7 +26,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Of the status server of a runner that is healthy and does nothing."""
     monkeypatch.setattr(BoundedConnection, "head_seconds", SOON_SECONDS)
     options = SimpleNamespace(legs=["ingest"])
-    runner = SimpleNamespace(own_directory=tmp_path, options=options, is_ready=True, legs={}, is_fenced=False)
+    runner = SimpleNamespace(own_directory=tmp_path, options=options, is_ready=True, legs={}, is_fenced=False, log_path="")
     server = StatusServer(runner)  # type: ignore[arg-type]
     server.start()
     wait_until(lambda: _is_healthy(server.port), "the status server")

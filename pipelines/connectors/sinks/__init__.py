@@ -5,7 +5,7 @@ package, whose `SINK` opens the sink of the pipeline file; the sink's `type` the
 here, its model in `config/sinks`, and its test.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -85,6 +85,9 @@ class Sink(Protocol):
 
         Raise ConfigurationError if its columns do not fit the mapping, HaltError if it cannot recognize a repeated insert.
         """
+
+    def checks(self, table: Table) -> Iterator[Callable[[], None]]:
+        """Yield the checks that `ensure` makes of the target table, each of which raises as it does."""
 
     def inspect(self, database: str, name: str) -> Table | None:
         """Return the table's facts; None if it does not exist."""

@@ -1,8 +1,9 @@
 """A ClickHouse table as a sink: the table, and its memory of insert tokens, are checked before the first insert."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 
 from pipelines.config import PipelineConfig
 from pipelines.config.text import path_text
@@ -45,12 +46,17 @@ class ClickHouseTable(ClickHouse):
             table = self.inspect(database, sink.table)
             if table is None:
                 raise HaltError(f"creating table {self.target}: it was created but does not exist; is another process dropping it?")
-        check_columns(self._pipeline, table)
-        if sink.delivery == "exactly_once":
-            self.check_insert_settings()
-            for target in [table, *self.view_targets(database, sink.table)]:
-                _check_window(target, sink.max_outage or MIN_DEDUP_TIME, self._pipeline.lanes)
+        for check in self.checks(table):
+            check()
         return table
+
+    def checks(self, table: Table) -> Iterator[Callable[[], None]]:
+        sink = self._pipeline.sink
+        yield partial(check_columns, self._pipeline, table)
+        if sink.delivery == "exactly_once":
+            yield self.check_insert_settings
+            for target in [table, *self.view_targets(table.database, table.name)]:
+                yield partial(_check_window, target, sink.max_outage or MIN_DEDUP_TIME, self._pipeline.lanes)
 
 
 def create_statement(config: PipelineConfig) -> str:

@@ -1,6 +1,6 @@
 """A sink in memory: a table that takes a block once per token, whole or not at all. What a sink has to be, and no more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -39,6 +39,9 @@ class MemoryTable:
 
     def ensure(self) -> Table:
         return self.facts
+
+    def checks(self, table: Table) -> Iterator[Callable[[], None]]:
+        return iter(())
 
     def inspect(self, database: str, name: str) -> Table | None:
         return self.facts if (database, name) == ("db", "t") else None

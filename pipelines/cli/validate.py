@@ -1,0 +1,97 @@
+"""The commands that check a pipeline file: by itself, and against its servers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out, print_json
+from pipelines.config import PipelineConfig, load, notes
+from pipelines.config.load import read_text
+from pipelines.config.text import path_text
+from pipelines.counts import count_of
+from pipelines.home import default_home
+
+if TYPE_CHECKING:
+    from pipelines.runner.examination import Look
+
+
+def validate(
+    file: File,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Ask the servers, too: addresses, rights, topics, tables, and this host. Changes nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing without --connect."""
+    if connect:
+        doctor(file, as_json)
+        return
+    from pipelines.runner.preflight import check_supported
+
+    with errors_as_exit():
+        config = _sound(file)
+        told = [str(note) for note in notes(config)]
+        for note in [] if as_json else told:
+            out.print(f"note: {note}", style="yellow", markup=False)
+        check_supported(config)
+    if as_json:
+        print_json({"pipeline": config.pipeline_id, "notes": told})
+        return
+    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
+
+
+def doctor(file: File, as_json: AsJson = False) -> None:
+    """Look at all that a start needs, and report every fault at once: servers, logins, topics, tables, this host. Changes nothing.
+
+    Starts no Spark. Exit code 0: a start would find nothing wrong, 1: faults, 2: the file is not valid.
+    """
+    leave_out_pandas()
+    from pipelines.lint.lines import Lines
+    from pipelines.runner.examination import examine
+    from pipelines.runner.preflight import check_supported
+
+    with errors_as_exit():
+        config = _sound(file)
+        check_supported(config)
+        lines, looks = Lines.of(read_text(file)), []
+        for look in examine(config, default_home()):
+            looks.append(look)
+            if not as_json:
+                _show(file, lines.of_location(look.at), look)
+    faults = sum(len(look.faults) for look in looks)
+    if as_json:
+        print_json([_record(look, lines.of_location(look.at)) for look in looks])
+    else:
+        out.print(count_of(faults, "fault"), highlight=False)
+    if faults:
+        raise typer.Exit(1)
+
+
+def _sound(file: Path) -> PipelineConfig:
+    """Return the config of a file. Raise ConfigurationError with every fault."""
+    from pipelines.runner.preflight import check_functions, check_types
+
+    config = load(file)
+    check_types(config)
+    check_functions(config)
+    return config
+
+
+def _show(file: Path, line: int, look: "Look") -> None:
+    """Print what was found, and a line for each fault, with its place in the file."""
+    if look.found and not look.faults:
+        out.print("ok     ", style="green", end="")
+        out.print(f"{look.what}: {look.found}", markup=False, highlight=False, soft_wrap=True)
+    place = f"{file}:{line}: " if look.at else ""
+    for fault in look.faults:
+        out.print("fault  ", style="red", end="")
+        out.print(f"{place}{look.what}: {fault}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _record(look: "Look", line: int) -> dict[str, Any]:
+    where = {"path": path_text(look.at), "line": line} if look.at else {"path": None, "line": None}
+    return {"what": look.what, **where, "found": look.found, "faults": list(look.faults)}
+
+
+COMMANDS = (validate, doctor)
