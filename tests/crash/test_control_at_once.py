@@ -56,7 +56,7 @@ def change_shape(document: dict[str, Any]) -> None:
     ("change", "error"),
     [
         (lambda document: document["sink"].pop("table"), ConfigurationError),
-        (lambda document: document["sink"]["mapping"][1].update(column_type="Int64"), ConfigurationError),
+        (lambda document: document["sink"]["mapping"][1].update(column_type="Array(Int64)"), ConfigurationError),
         (change_shape, HaltError),
     ],
     ids=["faulty", "no such cast", "another shape"],
@@ -106,7 +106,7 @@ def test_a_stop_that_meets_two_starts_ends_both(
     finally:
         case.stack.up()
     assert [type(one) for one in failures] == [HaltError, HaltError]
-    assert len([*jobs.directory(case.pipeline).glob("logs/*.log")]) == 1
+    assert len([*jobs.directory(case.pipeline).glob("logs/runner-*.log")]) == 1
     assert read_desired(jobs.directory(case.pipeline)) == Desired("stopped")
     assert jobs.look(case.file, config).state == "stopped"
 
@@ -120,7 +120,7 @@ def test_starts_from_several_processes_are_one_runner(case: PipelineCase, jobs: 
     starters = [starter(case) for _ in range(3)]
     assert [one.wait(120) for one in starters] == [0, 0, 0]
     assert len(find_runners(jobs.directory(case.pipeline))) == 1
-    assert len([*jobs.directory(case.pipeline).glob("logs/*.log")]) == 1
+    assert len([*jobs.directory(case.pipeline).glob("logs/runner-*.log")]) == 1
 
 
 def test_a_killed_start_leaves_a_job_that_is_meant_to_run(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:

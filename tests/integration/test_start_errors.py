@@ -311,8 +311,9 @@ def test_at_least_once_runs_on_an_engine_that_cannot_deduplicate(case: PipelineC
 # -- what this release does not run, and what may not change -----------------------------------------------------------------
 
 
-def with_dedup_beside_a_join(document: dict[str, Any]) -> None:
+def keeping_copies_beside_a_join(document: dict[str, Any]) -> None:
     document["transforms"] = [{"type": "dedup", "source_id": "events", "config": {"key": "id", "time_window": "1h"}}]
+    document["transforms"][0]["config"]["keep_duplicates"] = True
     first = document["sources"][0]
     document["sources"].append({**first, "source_id": "others", "topic": f"{first['topic']}-others"})
     document["join"] = {
@@ -326,7 +327,7 @@ def with_dedup_beside_a_join(document: dict[str, Any]) -> None:
 
 def test_stages_of_a_later_release_are_refused(case: PipelineCase) -> None:
     case.create_topic()
-    case.write_file(with_dedup_beside_a_join)
+    case.write_file(keeping_copies_beside_a_join)
     message = refused(case, NotSupportedError)
     assert message.startswith(f"pipeline {case.pipeline}: not supported yet: ")
     assert message.endswith("Nothing was started")
