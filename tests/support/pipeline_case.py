@@ -411,7 +411,9 @@ class PipelineCase:
         engine = BriskEngine(self.session) if self.session else PlainEngine(self.leg_classes)
         legs = config.topology.select(options.pop("legs", ()))
         run_options = RunOptions(legs, until_caught_up, **options)
-        return Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine)
+        runner = Runner(config, text, self.home, run_options, expire_dead_letters, self.reported.append, engine)
+        runner.report = lambda event: self.reported.append(event.message) if event.kind == "waiting" else None
+        return runner
 
     def in_background(self, runner: Runner) -> threading.Thread:
         thread = threading.Thread(target=runner.run, daemon=True)
