@@ -24,16 +24,17 @@ from pipelines.cli import state as state_commands
 from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import types as types_commands
-from pipelines.cli import validate as validate_commands
 from pipelines.cli import verify as verify_commands
 from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
 from pipelines.cli.examples import add_examples
 from pipelines.cli.status import show_status
+from pipelines.cli.validate import check_file, examine_start
 from pipelines.config import json_schema, load
 from pipelines.config.source_ids import chosen_source
 from pipelines.errors import HaltError
 from resources.local import cli as local_cli
+from resources.local.java import find_java
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +57,30 @@ def about(
     _: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
 ) -> None:
     """Kafka into ClickHouse, exactly once, with every event accounted for."""
+
+
+@app.command()
+def validate(
+    file: File,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Ask the servers, too: addresses, rights, topics, tables, and this host. Changes nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing without --connect."""
+    if connect:
+        doctor(file, as_json)
+    else:
+        check_file(file, as_json)
+
+
+@app.command()
+def doctor(file: File, as_json: AsJson = False) -> None:
+    """Look at all that a start needs, and report every fault at once: servers, logins, topics, tables, this host. Changes nothing.
+
+    Starts no Spark. Exit code 0: a start would find nothing wrong, 1: faults, 2: the file is not valid.
+    """
+    examine_start(file, as_json, lambda: str(find_java().version))
 
 
 @app.command()
@@ -144,7 +169,6 @@ def status(
 
 for command in (
     init_commands.init,
-    *validate_commands.COMMANDS,
     run_commands.run,
     log_commands.logs,
     tap_commands.tap,

@@ -1,11 +1,12 @@
-"""The commands that check a pipeline file: by itself, and against its servers."""
+"""How `validate` and `doctor` check a pipeline file: by itself, and against its servers."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out, print_json
+from pipelines.cli.arguments import errors_as_exit, leave_out_pandas, out, print_json
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.config.load import read_text
 from pipelines.config.text import path_text
@@ -16,17 +17,8 @@ if TYPE_CHECKING:
     from pipelines.runner.examination import Look
 
 
-def validate(
-    file: File,
-    connect: Annotated[
-        bool, typer.Option("--connect", help="Ask the servers, too: addresses, rights, topics, tables, and this host. Changes nothing.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing without --connect."""
-    if connect:
-        doctor(file, as_json)
-        return
+def check_file(file: Path, as_json: bool) -> None:
+    """Report every fault of a pipeline file at once, then the notes on settings to review."""
     from pipelines.runner.preflight import check_supported
 
     with errors_as_exit():
@@ -41,11 +33,8 @@ def validate(
     out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
 
 
-def doctor(file: File, as_json: AsJson = False) -> None:
-    """Look at all that a start needs, and report every fault at once: servers, logins, topics, tables, this host. Changes nothing.
-
-    Starts no Spark. Exit code 0: a start would find nothing wrong, 1: faults, 2: the file is not valid.
-    """
+def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
+    """Look at all that a start needs, and report every fault at once; exit with 1 for faults. `java`: as in `examination.examine`."""
     leave_out_pandas()
     from pipelines.lint.lines import Lines
     from pipelines.runner.examination import examine
@@ -55,7 +44,7 @@ def doctor(file: File, as_json: AsJson = False) -> None:
         config = _sound(file)
         check_supported(config)
         lines, looks = Lines.of(read_text(file)), []
-        for look in examine(config, default_home()):
+        for look in examine(config, default_home(), java):
             looks.append(look)
             if not as_json:
                 _show(file, lines.of_location(look.at), look)
@@ -92,6 +81,3 @@ def _show(file: Path, line: int, look: "Look") -> None:
 def _record(look: "Look", line: int) -> dict[str, Any]:
     where = {"path": path_text(look.at), "line": line} if look.at else {"path": None, "line": None}
     return {"what": look.what, **where, "found": look.found, "faults": list(look.faults)}
-
-
-COMMANDS = (validate, doctor)

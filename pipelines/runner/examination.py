@@ -4,11 +4,8 @@ Changes nothing, starts neither Spark nor a JVM for it, and waits for nothing: a
 the check that a start makes, so it says what the start would say.
 """
 
-import os
 import re
-import resource
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,27 +21,30 @@ from pipelines.connectors.sources import open_source
 from pipelines.connectors.tables import fetch
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, TallyflowError
+from pipelines.host import raise_file_limit
 from pipelines.key_store.storage import Storage
 from pipelines.lookups.spec import TableSpec
 from pipelines.process.compile import compile_program
 from pipelines.protocol.naming import Names, all_roles
 from pipelines.rollups.feeds import rollups_of
 from pipelines.rollups.state import rollup_state
+from pipelines.runner.options import files_needed
 from pipelines.runner.preflight import CONTACT_SECONDS, check_existing_rows, check_shape
 
+KAFKA, NATS, CLICKHOUSE = "Kafka", "NATS", "ClickHouse"
 _PORTS = {
-    2181: "2181 is ZooKeeper's port; Kafka's own is usually 9092",
-    4222: "4222 is NATS's port",
-    6222: "6222 is for NATS servers among each other; clients use 4222",
-    8081: "8081 is usually a schema registry; Kafka's own port is usually 9092",
-    8222: "8222 is NATS's monitoring port; clients use 4222",
-    9000: "9000 is ClickHouse's native port; Tallyflow speaks HTTP, usually 8123, or 8443 with `secure: true`",
-    9092: "9092 is Kafka's port",
-    9440: "9440 is ClickHouse's native port with TLS; Tallyflow speaks HTTPS, usually 8443",
+    2181: ("", "2181 is ZooKeeper's port; Kafka's own is usually 9092"),
+    4222: (NATS, "4222 is NATS's port"),
+    6222: ("", "6222 is for NATS servers among each other; clients use 4222"),
+    8081: ("", "8081 is usually a schema registry; Kafka's own port is usually 9092"),
+    8222: ("", "8222 is NATS's monitoring port; clients use 4222"),
+    9000: ("", "9000 is ClickHouse's native port; Tallyflow speaks HTTP, usually 8123, or 8443 with `secure: true`"),
+    9092: (KAFKA, "9092 is Kafka's port"),
+    9440: ("", "9440 is ClickHouse's native port with TLS; Tallyflow speaks HTTPS, usually 8443"),
 }
-_LEAST_JAVA, _LEAST_FREE_BYTES, _LEAST_DESCRIPTORS = 17, 1 << 30, 1024
+"""The ports that are known, each with the system whose clients use it, and a hint for those of another system."""
+_LEAST_FREE_BYTES = 1 << 30
 _CLOCKS_APART_SECONDS = 5.0
-_JAVA_SECONDS = 10.0
 
 
 class _Unfit(Exception):
@@ -61,14 +61,17 @@ class Look:
     faults: tuple[str, ...] = ()
 
 
-def examine(config: PipelineConfig, home: Path) -> Iterator[Look]:
-    """Yield all looks, in the order of the data, then this host. `home`: where the state of pipelines is."""
+def examine(config: PipelineConfig, home: Path, java: Callable[[], str]) -> Iterator[Look]:
+    """Yield all looks, in the order of the data, then this host.
+
+    `home`: where the state of pipelines is. `java`: says which Java is there, or raises a TallyflowError.
+    """
     for index, source in enumerate(config.sources):
         at: Location = ("sources", index, "connection_params", "brokers")
-        hints = _ports(source.connection_params.brokers)
-        yield _look(f"Kafka, source {source.source_id}", at, partial(_topic, config, source.source_id), hints)
+        hints = _hints(source.connection_params.brokers, KAFKA)
+        yield _look(f"{KAFKA}, source {source.source_id}", at, partial(_topic, config, source.source_id), hints)
     with closing(JetStream(config.nats, classes=config.on_error.classes("nats"), streams=config.streams)) as log:
-        yield _look("NATS", ("nats", "url"), lambda: _streams(config, log), _ports([config.nats.url]))
+        yield _look(NATS, ("nats", "url"), lambda: _streams(config, log), _hints([config.nats.url], NATS))
         if config.state_uri:
             yield _look("key stores", ("state_uri",), lambda: _state(config.state_uri))
         tables: list[Table | None] = []
@@ -76,7 +79,9 @@ def examine(config: PipelineConfig, home: Path) -> Iterator[Look]:
             with closing(open_sink(seen)) as sink:
                 yield _sink_look(seen, sink, log, tables)
     yield from _lookup_tables(config, tables)
-    yield from _host(home)
+    yield _look("Java", (), java)
+    yield _look("disk", (), lambda: _disk(home))
+    yield _look("file descriptors", (), lambda: f"{raise_file_limit(files_needed(config)):,} may be open")
 
 
 def _look(what: str, at: Location, check: Callable[[], str], hints: Sequence[str] = ()) -> Look:
@@ -92,10 +97,10 @@ def _sentences(error: Exception, hints: Sequence[str] = ()) -> tuple[str, ...]:
     return (f"{error}{''.join(f' ({hint})' for hint in hints)}",)
 
 
-def _ports(addresses: Sequence[str]) -> list[str]:
-    """Return what is known of the ports of addresses, but for those that are right: for the message when no answer comes."""
+def _hints(addresses: Sequence[str], system: str) -> list[str]:
+    """Return what is known of the ports of addresses that are another system's: for the message when no answer comes."""
     numbers = {int(found[1]) for address in addresses if (found := re.search(r":(\d+)/?$", address))}
-    return [_PORTS[number] for number in sorted(numbers & _PORTS.keys())]
+    return [hint for number, (of, hint) in _PORTS.items() if number in numbers and of != system]
 
 
 def _topic(config: PipelineConfig, source_id: str) -> str:
@@ -116,10 +121,10 @@ def _streams(config: PipelineConfig, log: JetStream) -> str:
     check_shape(config, log)
     names = Names(config.pipeline_id)
     streams = [names.stream(role) for role in all_roles(config.streams, config.topology.outs)]
-    held = [state for state in map(log.state, streams) if state is not None]
+    held = [stream for stream in streams if log.state(stream) is not None]
     if not held:
         return "JetStream answers; the first start makes the pipeline's streams"
-    apart = abs((log.clock(streams[0]) - datetime.now(UTC)).total_seconds()) if log.state(streams[0]) else 0.0
+    apart = abs((log.clock(held[0]) - datetime.now(UTC)).total_seconds())
     if apart > _CLOCKS_APART_SECONDS:
         raise _Unfit(f"comparing clocks: NATS's and this host's are {apart:.0f} s apart; set both by NTP")
     return f"JetStream answers; {len(held)} of {count_of(len(streams), 'stream')} of the pipeline are there"
@@ -139,7 +144,7 @@ def _sink_look(config: PipelineConfig, sink: Sink, log: JetStream, tables: list[
         table = sink.inspect(config.sink.connection_params.database, config.sink.table)
         found = _described(config, table)
     except (TallyflowError, _Unfit) as error:
-        faults += _sentences(error, _ports([f":{config.sink.connection_params.port}"]))
+        faults += _sentences(error, _hints([f":{config.sink.connection_params.port}"], CLICKHOUSE))
         at = (*config.sink_at, "connection_params", "host")
     tables.append(table)
     for check in _checks(config, sink, log, table) if table is not None else ():
@@ -147,7 +152,7 @@ def _sink_look(config: PipelineConfig, sink: Sink, log: JetStream, tables: list[
             check()
         except (TallyflowError, _Unfit) as error:
             faults += _sentences(error)
-    name = f"ClickHouse, sink {config.sink.id}" if config.sink.id else "ClickHouse"
+    name = f"{CLICKHOUSE}, sink {config.sink.id}" if config.sink.id else CLICKHOUSE
     return Look(name, at, found, tuple(dict.fromkeys(faults)))
 
 
@@ -184,37 +189,9 @@ def _rows_of(config: PipelineConfig, name: str, spec: TableSpec) -> str:
     return f"{count_of(fetch(name, config.tables[name], spec).num_rows, 'row')} with a key"
 
 
-def _host(home: Path) -> Iterator[Look]:
-    yield _look("Java", (), _java)
-    yield _look("disk", (), lambda: _disk(home))
-    yield _look("file descriptors", (), _descriptors)
-
-
-def _java() -> str:
-    java_home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
-    if java is None:
-        raise _Unfit(f"looking for Java: there is none{' in JAVA_HOME' if java_home else ''}; install Java {_LEAST_JAVA} or later")
-    try:
-        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=True).stderr  # noqa: S603
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _Unfit(f"looking for Java: {java} does not run: {error}; install Java {_LEAST_JAVA} or later") from error
-    version = re.search(r'version "(\d+)(?:\.(\d+))?[^"]*"', shown)
-    if version is None or int(version[1]) < _LEAST_JAVA:
-        raise _Unfit(f"looking for Java: {java} is {shown.splitlines()[0] if shown else 'unknown'}; install Java {_LEAST_JAVA} or later")
-    return version[0].removeprefix("version ").strip('"')
-
-
 def _disk(home: Path) -> str:
     place = next(path for path in (home, *home.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     if free < _LEAST_FREE_BYTES:
         raise _Unfit(f"looking at the disk of {home}: {free / 2**20:,.0f} MiB are free, a pipeline needs at least 1,024; free some")
     return f"{free / 2**30:,.0f} GiB free for {home}"
-
-
-def _descriptors() -> str:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _LEAST_DESCRIPTORS:
-        raise _Unfit(f"the limit of open files is {soft}, a pipeline needs {_LEAST_DESCRIPTORS}; run `ulimit -n 4096` first")
-    return "no limit" if soft < 0 else f"{soft:,} may be open"

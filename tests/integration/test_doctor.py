@@ -1,10 +1,13 @@
 """`tallyflow doctor`, and `validate --connect`: what a start needs is looked at without a start, and every fault is told at once."""
 
 import json
+import resource
 from typing import Any
 
 import pytest
 from support.pipeline_case import PipelineCase
+
+from resources.local.java import INSTALL_JAVA
 
 pytestmark = pytest.mark.integration
 
@@ -94,7 +97,28 @@ def test_a_missing_table_is_no_fault_if_a_start_makes_it(case: PipelineCase) -> 
 def test_a_host_without_java_is_told(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.create_topic()
     monkeypatch.setenv("JAVA_HOME", str(case.directory))
-    assert faults(case) == {"Java": "looking for Java: there is none in JAVA_HOME; install Java 17 or later"}
+    assert faults(case) == {"Java": f"looking for Java: no java in JAVA_HOME ({case.directory}); {INSTALL_JAVA}"}
+
+
+def test_a_low_limit_of_open_files_is_told_as_a_start_tells_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.create_topic()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (128, 128))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    told = faults(case)["file descriptors"]
+    assert told.startswith("starting on this host: a process may open 128 files here, this pipeline needs ")
+
+
+def test_a_soft_limit_that_a_start_raises_is_no_fault(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.create_topic()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (128, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    assert looks(case, 0)["file descriptors"]["found"] == "4,096 may be open"
+
+
+def test_the_right_port_of_a_system_that_is_away_is_no_hint(case: PipelineCase) -> None:
+    found = faults(case, KAFKA_BOOTSTRAP="127.0.0.1:9092", NATS_URL="nats://127.0.0.1:4222")
+    assert "is Kafka's port" not in found["Kafka, source events"]
+    assert "is NATS's port" not in found["NATS"]
 
 
 def test_a_faulty_file_is_told_before_anything_is_asked(case: PipelineCase) -> None:
