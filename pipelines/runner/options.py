@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.config import PipelineConfig
+from pipelines.config.fields import joins
 from pipelines.host import RESERVED_FILES
 from pipelines.key_store.store import RUNS_PER_BUCKET
 from pipelines.protocol.topology import LegId
@@ -27,5 +28,6 @@ class RunOptions:
 
 def files_needed(config: PipelineConfig) -> int:
     """Return how many files each process of a run may open: a segment of the key store is mapped from its own file."""
-    has_store = any(transform.type == "dedup" for transform in config.transforms)
-    return RESERVED_FILES + (config.buckets * RUNS_PER_BUCKET if has_store else 0)
+    # A dedup keeps one store in each bucket, a join two.
+    stores = sum(transform.type == "dedup" for transform in config.transforms) + 2 * joins(config)
+    return RESERVED_FILES + stores * config.buckets * RUNS_PER_BUCKET

@@ -12,11 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines.config import load
+from pipelines.demo.examples import example_file
 from pipelines.errors import HaltError, RetryableError, StateDamagedError
-from pipelines.host import is_of_host, raise_file_limit
+from pipelines.host import RESERVED_FILES, is_of_host, raise_file_limit
 from pipelines.key_store.segments import Entries, Run, RunFacts, write_run
 from pipelines.key_store.storage import Storage
-from pipelines.key_store.store import KeyedStore
+from pipelines.key_store.store import RUNS_PER_BUCKET, KeyedStore
+from pipelines.runner.options import files_needed
 
 MANY_RUNS = """
 import resource, sys
@@ -63,6 +66,12 @@ def test_a_hard_limit_that_is_too_low_is_refused_first(tmp_path: Path) -> None:
     found = opened(storage, facts, soft=256, hard=1024, needed=1792)
     assert "HaltError: starting on this host: a process may open 1024 files here, this pipeline needs 1792" in found.stderr
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize(("example", "stores"), [("orders", 1), ("customers", 3)], ids=["dedup", "join beside a dedup"])
+def test_the_segments_of_every_store_have_a_file(example: str, stores: int) -> None:
+    config = load(example_file(example), {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "CLICKHOUSE_HOST": "127.0.0.1", "CLICKHOUSE_PORT": "1"})
+    assert files_needed(config) == RESERVED_FILES + stores * config.buckets * RUNS_PER_BUCKET
 
 
 def test_a_limit_is_never_lowered() -> None:
