@@ -23,9 +23,9 @@ TEST_PATHS = $(wildcard tests/integration tests/spark tests/differential tests/u
 CRASH_TESTS = $(wildcard tests/crash/test_*.py)
 # The protocol's model is killed before every single call here, too: minutes that `make test` does not have.
 CRASH_PATHS = tests/unit/protocol/test_protocol_model.py tests/unit/protocol/test_protocol_operators.py tests/unit/protocol/test_protocol_silence.py tests/unit/protocol/test_protocol_joins.py tests/crash
-LINTED = pipelines resources sql dagster_project tests bench examples
+LINTED = tallyflow pipelines resources sql dagster_project tests bench examples
 
-.PHONY: help demo demo-cluster dagster test crash test-browser bench lint venv installed check-java constraints
+.PHONY: help demo demo-cluster dagster test crash test-browser test-wheel wheel docs bench lint venv installed check-java constraints
 
 help:
 	@echo "make demo    start real servers, send 300,000 events through, check every one of them; EXAMPLE=fraud takes another one of examples/"
@@ -34,6 +34,9 @@ help:
 	@echo "make test    unit, Spark and integration tests"
 	@echo "make crash   fault tests: killed processes, full disks, networks that fail"
 	@echo "make test-browser   Dagster's pages and the dashboard in a real Chromium; SCREENSHOTS=docs/screenshots renews the pictures"
+	@echo "make test-wheel   the wheel in an empty environment, with the quickstart"
+	@echo "make wheel   build the wheel into dist/"
+	@echo "make docs    the pages of docs/ as a site in build/site, with search"
 	@echo "make bench   throughput, CPU per event, memory, latency"
 	@echo "make lint    ruff and mypy"
 
@@ -56,6 +59,20 @@ crash: check-java venv
 test-browser: check-java venv
 	$(BIN)/python -m pytest tests/browser $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
+# setuptools would take files of an earlier build/ along.
+wheel: venv
+	@rm -rf build; \
+	printed="$$($(BIN)/python -c "from setuptools import build_meta; build_meta.build_wheel('dist')" 2>&1)" || { printf '%s\n' "$$printed" >&2; exit 1; }; \
+	rm -rf build
+	@ls dist/*.whl
+
+test-wheel: check-java venv
+	UV="$(UV)" $(BIN)/python -m pytest tests/wheel
+
+# mkdocs reads the same pages as GitHub; a dead link or anchor fails (not with --quiet, which drops warnings uncounted). Its notice names the successor of the theme.
+docs: venv
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 bench: check-java venv
 	@$(BIN)/python -m bench
 
@@ -69,8 +86,9 @@ lint: venv
 COMPILE = uv pip compile --universal --python-version 3.11 $(UPGRADE) --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet
 constraints:
 	printf 'setuptools>=77\nwheel\n' | $(COMPILE) --output-file constraints-build.txt -
-	$(COMPILE) -c constraints-build.txt --extra dagster --extra postgres --extra local --extra dev --output-file constraints.txt pyproject.toml
+	$(COMPILE) -c constraints-build.txt --extra dagster --extra postgres --extra local --extra docs --extra dev --output-file constraints.txt pyproject.toml
 
+# Quiet: of uv and pip only warnings and errors are shown.
 # Nothing is resolved while it is installed: the constraints name all of it, and some versions of pip find no hash for `name[extra]`.
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
 # A .venv that was copied along with the tree, or whose Python is gone, is made anew.
@@ -96,11 +114,11 @@ installed:
 	    fi; \
 	    echo "making $(VENV) with $$python"; \
 	    rm -rf $(VENV); \
-	    if [ -n "$(UV)" ]; then "$(UV)" venv --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
+	    if [ -n "$(UV)" ]; then "$(UV)" venv --quiet --no-python-downloads --python "$$(command -v "$$python")" $(VENV); else "$$python" -m venv $(VENV); fi; \
 	fi; \
 	echo "installing what constraints.txt names, each file by its hash (about 850 MB, once)"; \
-	if [ -n "$(UV)" ]; then install="$(UV) pip install --no-deps --python $(BIN)/python"; \
-	else install="$(BIN)/python -m pip install --no-deps --disable-pip-version-check"; fi; \
+	if [ -n "$(UV)" ]; then install="$(UV) pip install --quiet --no-deps --python $(BIN)/python"; \
+	else install="$(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check"; fi; \
 	$$install --require-hashes -r constraints-build.txt; \
 	$$install --require-hashes --no-build-isolation -r constraints.txt; \
 	$$install --no-build-isolation -e .; \

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -258,17 +259,17 @@ def _print_stage(home: Path, live_keys: Sequence[int]) -> None:
 
 
 def _print_join(home: Path, right_keys: Sequence[int]) -> None:
-    """The join alone, at each number of right keys; needs no server."""
-    table = Table("right keys", *JOIN_FIGURES)
+    """The join alone, by arrival and by event time, at each number of right keys; needs no server."""
+    table = Table("right keys", "time", *JOIN_FIGURES)
     home.mkdir(parents=True, exist_ok=True)
     found = []
-    for keys in right_keys:
+    for keys, is_by_time in product(right_keys, (False, True)):
         with TemporaryDirectory(dir=home) as directory:
-            found.append(join.measure(Path(directory), keys))
+            found.append(join.measure(Path(directory), keys, is_by_time))
         console.print(found[-1])
     for one in found:
         figures = asdict(one)
-        table.add_row(f"{one.right_keys:,}", *(f"{figures[name]:.2f}" for name in JOIN_FIGURES.values()))
+        table.add_row(f"{one.right_keys:,}", one.time, *(f"{figures[name]:.2f}" for name in JOIN_FIGURES.values()))
     console.print(table)
     (home / "join.json").write_text(json.dumps({"machine": machine(), "join": [asdict(one) for one in found]}, indent=2))
 

@@ -2,7 +2,8 @@
 
 Keys are texts, one record in ten is a right one, of a random key, so each batch renews some keys; left records are of random keys. Of the
 left keys one in twenty has no right record: these wait for five batches, and are unmatched then. Both sides carry 128 bytes in six typed
-columns. The part that is measured lies between the steps of a source and the mapping: keys, the split among buckets, the decision, the
+columns. By event time each batch is one unit of time: its left records are decided with the batch behind it, so each of them is stored
+once. The part that is measured lies between the steps of a source and the mapping: keys, the split among buckets, the decision, the
 rows, and the stores.
 """
 
@@ -19,9 +20,13 @@ from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import bucket_with_turn
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import with_keys
+from pipelines.process.join.progress import Progress, TimedFrames
 from pipelines.process.join.rows import join
 from pipelines.process.join.sides import Frames, Side, Windows
 from pipelines.process.join.stores import JoinStores
+from pipelines.process.join.timed_outcomes import join_by_time
+from pipelines.process.join.timed_stores import TimedJoinStores
+from pipelines.process.watermarks import PARTITIONS_OF_A_SOURCE, TIME_COLUMN
 from pipelines.protocol.records import INSTANT
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
@@ -53,6 +58,7 @@ class JoinCost:
     """
 
     right_keys: int
+    time: str
     batches: int
     lefts: int
     cpu_us: float
@@ -70,13 +76,17 @@ class JoinCost:
 
 
 class _Stage:
-    def __init__(self, engine: Engine, directory: Path, right_keys: int) -> None:
-        self._engine, self.right_keys = engine, right_keys
+    def __init__(self, engine: Engine, directory: Path, right_keys: int, is_by_time: bool) -> None:
+        self._engine, self.right_keys, self._is_by_time = engine, right_keys, is_by_time
         right, left = (pa.schema([(f"{side}_{name}", kind) for name, kind in _FIELDS]) for side in ("right", "left"))
+        if is_by_time:
+            left = left.append(pa.field("_tf_arrival", INSTANT))
         self._fields = right, left
         windows = Windows(_LEFT_WINDOW_BATCHES, 10**9)
+        self._progress = Progress()
+        kind = TimedJoinStores if is_by_time else JoinStores
         self._stores = [
-            JoinStores(Storage.local(directory / "right" / name), Storage.local(directory / "left" / name), self._fields, windows)
+            kind(Storage.local(directory / "right" / name), Storage.local(directory / "left" / name), self._fields, windows)
             for name in map(str, range(BUCKETS))
         ]
         self._random = np.random.default_rng(1)
@@ -95,7 +105,11 @@ class _Stage:
             "_tf_ordinal": pa.array(np.arange(count, dtype=np.uint32)),
             "_tf_arrival": pa.array(np.full(count, self._sequence)).cast(INSTANT),
         }
-        return pa.table({"id": pa.array(numbers).cast(pa.string()), **dict(zip(fields.names, columns, strict=True)), **position})
+        if self._is_by_time:
+            position[TIME_COLUMN] = pa.array(np.full(count, self._sequence))
+        return pa.table(
+            {"id": pa.array(numbers).cast(pa.string()), **dict(zip(fields.names[: len(columns)], columns, strict=True)), **position}
+        )
 
     def batch(self, lefts: int, rights: np.ndarray) -> tuple[pa.Table, pa.Table]:
         keys = self._random.integers(0, self.right_keys, lefts)
@@ -108,28 +122,37 @@ class _Stage:
     def run(self, lefts: pa.Table, rights: pa.Table) -> None:
         """Join a batch of two frames in all buckets, one after the other."""
         begun = time.process_time()
-        sides = [with_keys(self._engine, rows, ["id"]).accepted for rows in (lefts, rights)]
-        by_bucket: list[list[pa.Table]] = [[rows.slice(0, 0) for rows in sides] for _ in range(BUCKETS)]
-        for number, rows in enumerate(sides):
+        keyed = [with_keys(self._engine, rows, ["id"]).accepted for rows in (lefts, rights)]
+        by_bucket: list[list[pa.Table]] = [[rows.slice(0, 0) for rows in keyed] for _ in range(BUCKETS)]
+        for number, rows in enumerate(keyed):
             for bucket, share in shares(rows, key_owners(rows, BUCKETS)):
                 by_bucket[bucket][number] = share
         begun = self._note("keys", begun)
         span = (2 * self._sequence, 2 * self._sequence + 2)
         clock = self._sequence - 1
-        frames = Frames(np.arange(span[0] + 1, span[1] + 1, dtype=np.uint64), np.full(2, self._sequence), clock)
+        sequences, times = np.arange(span[0] + 1, span[1] + 1, dtype=np.uint64), np.full(2, self._sequence)
+        ends = np.zeros(2, dtype=np.int64)
+        timed = TimedFrames(sequences, np.array([0, PARTITIONS_OF_A_SOURCE]), times, ends, [{}] * 2, self._progress, 0)
+        frames = Frames(sequences, times, clock)
+        reached = timed.start_us if self._is_by_time else clock
         for bucket, (left, right) in enumerate(by_bucket):
             stores = self._stores[bucket]
-            joined = join(Side.of(left, self._fields[1]), Side.of(right, self._fields[0]), frames, stores)
+            if isinstance(stores, TimedJoinStores):
+                sides = Side.of(left, self._fields[1], TIME_COLUMN), Side.of(right, self._fields[0], TIME_COLUMN)
+                joined = join_by_time(*sides, timed, stores)
+            else:
+                joined = join(Side.of(left, self._fields[1]), Side.of(right, self._fields[0]), frames, stores)
             begun = self._note("decide", begun)
             rows = sum(part.rows.num_rows for part in joined.slices(with_unmatched=True))
             assert rows == joined.counts.joined + joined.counts.unmatched
             begun = self._note("rows", begun)
             before = stores.listings()
-            stores.open(*stores.add(joined.new_rights, joined.new_lefts, span, clock, bucket_with_turn(span[1], BUCKETS) == bucket))
+            stores.open(*stores.add(joined.new_rights, joined.new_lefts, span, reached, bucket_with_turn(span[1], BUCKETS) == bucket))
             for store, old in zip((stores.rights, stores.lefts), before, strict=True):
                 for facts in {*old} - {*store.live}:
                     store.storage.delete(facts.name)
             begun = self._note("store", begun)
+        self._progress = timed.last
         self._sequence += 1
 
     def _note(self, part: str, begun: float) -> float:
@@ -141,10 +164,10 @@ class _Stage:
         return sum(facts.rows for stores in self._stores for facts in stores.rights.live)
 
 
-def measure(directory: Path, right_keys: int) -> JoinCost:
+def measure(directory: Path, right_keys: int, is_by_time: bool = False) -> JoinCost:
     """Fill the stores below `directory` with the right keys, and measure batches of BATCH_RECORDS; the caller deletes it."""
     with open_engine() as engine:
-        stage = _Stage(engine, directory, right_keys)
+        stage = _Stage(engine, directory, right_keys, is_by_time)
         resting, filling = _memory(), 0.0
         for start in range(0, right_keys, FILL_RECORDS):
             keys = np.arange(start, min(start + FILL_RECORDS, right_keys))
@@ -170,6 +193,7 @@ def measure(directory: Path, right_keys: int) -> JoinCost:
     parts = {part: spent / len(cpu) / lefts * 1e6 for part, spent in stage.spent.items()}
     return JoinCost(
         right_keys=right_keys,
+        time="event" if is_by_time else "arrival",
         batches=len(cpu),
         lefts=lefts,
         cpu_us=mean(cpu),

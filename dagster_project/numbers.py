@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE, table_name
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, JOIN, OUT, RAW, TABLE, table_name
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import STREAM_ID_KEY, Names
-from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WRITTEN
+from pipelines.protocol.outcomes import CONFIRMED, DUPLICATE, RAW_ROWS, WAITING, WRITTEN
 from pipelines.protocol.run_lists import live_lists
 from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import KINDS, LegId
@@ -22,6 +22,7 @@ ROW_COUNT = "dagster/row_count"
 PLOTTED: Mapping[str, tuple[str, ...]] = {
     RAW: ("rows", "waiting_rows", "stream_bytes", "lag_offsets"),
     DEDUP: ("keys", "runs", "duplicates_dropped", "duplicates_percent"),
+    JOIN: ("entries", "runs", "waiting_records", "duplicates_dropped"),
     OUT: ("rows", "waiting_rows", "stream_bytes"),
     TABLE: (ROW_COUNT, "waiting_rows", "lag_offsets", "residue"),
     DEAD_LETTERS: ("dead_letters", "still_there", "entered_again", "discarded", "dead_letters_percent", "stream_bytes"),
@@ -31,7 +32,7 @@ PLOTTED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Account:
-    """A pipeline at one moment. `stream_bytes` by asset; `keys` and `runs` of the key store, 0 without dedup.
+    """A pipeline at one moment. `stream_bytes` by asset; `keys` and `runs`: entries and segments of the key stores, 0 without.
 
     `confirmed_to`: by the sink leg, the last sequence of its stream that ClickHouse has confirmed. `lag`: offsets in Kafka
     that ingest has not confirmed, None if unknown. `stream_id`: the id of the raw stream; it changes if the pipeline is deleted and created
@@ -77,6 +78,12 @@ def numbers(account: Account, name: str) -> dict[str, int | float]:
     by_asset: dict[str, dict[str, int | float]] = {
         RAW: {"rows": sum(ingest.outcomes[RAW_ROWS.label] for ingest in ingests), "waiting_rows": process.waiting},
         DEDUP: {"keys": account.keys, "runs": account.runs, **_duplicates(process.outcomes[DUPLICATE.label], process.rows_in)},
+        JOIN: {
+            "entries": account.keys,
+            "runs": account.runs,
+            "waiting_records": process.outcomes.get(WAITING.label, 0),
+            "duplicates_dropped": process.outcomes[DUPLICATE.label],
+        },
         OUT: {"rows": process.outcomes[WRITTEN.label], "waiting_rows": waiting_rows},
         TABLE: {
             ROW_COUNT: sinks[0].outcomes[CONFIRMED.label],

@@ -1,4 +1,4 @@
-"""The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/orders` of the checkout.
+"""The directory of pipeline files that Dagster shows: TALLYFLOW_PIPELINES, default `examples/orders`.
 
 A faulty file never takes the code location down: it is listed with its faults, and the sound files work.
 """
@@ -14,13 +14,14 @@ from pipelines.errors import ConfigurationError, Fault, TallyflowError
 from pipelines.home import default_home
 from pipelines.protocol.naming import Names
 from pipelines.runner.preflight import check_supported, check_types
+from pipelines.shipped import shipped
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
 _LOG = logging.getLogger(__name__)
 _SUFFIXES = {".yaml", ".yml", ".json"}
 _CASES_STEM = ".tests"
 """End of the names of files of cases (`tallyflow test`), which stand beside their pipeline files."""
-_DEFAULT = Path(__file__).resolve().parents[1] / "examples" / "orders"
+_DEFAULT = shipped("examples") / "orders"
 """The example whose topic `tallyflow dagster` fills; another one would be shown without records."""
 
 

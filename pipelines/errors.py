@@ -34,13 +34,14 @@ class TallyflowError(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a pipeline file: its path (`sources[0].topic`) and a message."""
+    """One fault of a pipeline file: its path (`sources[0].topic`), a message, and where that is (`orders.yaml:12:5`), if that is known."""
 
     path: str
     message: str
+    place: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return ": ".join(filter(None, (self.place, self.path, self.message)))
 
 
 class ConfigurationError(TallyflowError):
@@ -84,8 +85,10 @@ class StateDamagedError(HaltError):
 class FunctionHaltError(HaltError):
     """A function of the user's own hangs, or ends its process, on record after record: to find each of them would take too long.
 
-    `stage`: of the dead letters of its records.
+    `stage`: of the dead letters of its records. `times`: as in UndecidedError.
     """
+
+    times: Sequence[tuple[int, int, int, int]] = ()
 
     def __init__(self, message: str, stage: str) -> None:
         super().__init__(message)
@@ -128,8 +131,11 @@ class UndecidedError(TallyflowError):
     """A stage crashes on each of these records; nothing beyond the first of them in its bucket was written.
 
     `records`: (sequence, ordinal, Kafka partition, stage, message) each, and the code unless it is `internal_error`. `is_unwritten`: it is
-    known that no earlier attempt has written anything of them, though it may have written other rows of the plan.
+    known that no earlier attempt has written anything of them, though it may have written other rows of the plan. `times`: the facts of
+    the plan's frames by which this attempt has joined, if it went by the records' own times.
     """
+
+    times: Sequence[tuple[int, int, int, int]] = ()
 
     def __init__(self, message: str, records: Sequence[Sequence[Any]], is_unwritten: bool = False) -> None:
         super().__init__(message)

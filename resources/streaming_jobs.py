@@ -21,6 +21,7 @@ import dagster as dg
 from pydantic import Field
 
 from pipelines.config import PipelineConfig, load, run_digest
+from pipelines.config.load import read_text
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import (
     Desired,
@@ -52,6 +53,7 @@ from pipelines.protocol.topology import LegId, Topology, in_data_order
 from pipelines.runner.preflight import check_shape, check_supported, check_types
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
+from resources.local_servers import local_servers_for
 from resources.nats import NatsResource
 
 ANSWER_WITHIN = timedelta(seconds=1)
@@ -105,8 +107,9 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         return {**ClickHouseResource.defaults, **os.environ, **own, "TALLYFLOW_HOME": str(self.home_directory())}
 
     def config(self, path: Path) -> PipelineConfig:
-        """Return the pipeline of a file. Raise ConfigurationError with every fault."""
-        return load(path, self.environment())
+        """Return the pipeline of a file, with the local servers that its runner takes. Raise ConfigurationError with every fault."""
+        environment = self.environment()
+        return load(path, environment | local_servers_for(read_text(path), environment, "address").variables)
 
     def directory(self, pipeline_id: str) -> Path:
         """Return the pipeline's directory on this host."""

@@ -8,12 +8,15 @@ os.environ.pop("LINES", None)
 # Where it is set, each process that a test starts compiles our 190 modules anew: 0.15 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import gc
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +29,14 @@ from pyspark.sql import SparkSession
 from support.network_case import Proxied, proxies, through
 from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, workers_of
+from support.plain_commands import PlainCommand, run_plain_command
 
 import pipelines.sink.settling
 from pipelines.engine.session import build_session, default_master
+from resources.local.clickhouse.service import ClickHouse
+from resources.local.kafka.broker import Kafka
+from resources.local.nats import Nats
+from resources.local.server import Endpoint
 from resources.local.stack import SERVERS, LocalStack
 
 # The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
@@ -44,6 +52,12 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell switches Ctrl-C off in the background, processes inherit that, and those of Dagster then ignore SIGTERM as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """All modules and tests are there and stay: no later garbage collection visits them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -62,11 +76,15 @@ def _note_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
             file.write(f"{report.nodeid}\n")
 
 
+ONE_COMPILER = "-XX:TieredStopAtLevel=1"
+"""Of a JVM: minutes of light load do not repay what the second compiler takes."""
+
+
 @contextmanager
 def _one_compiler() -> Iterator[None]:
-    """For JVMs that are started inside: minutes of light load do not repay what the second compiler takes."""
+    """For JVMs that are started inside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("JAVA_TOOL_OPTIONS", ONE_COMPILER)
         yield
 
 
@@ -77,9 +95,17 @@ def brief_brokers() -> Iterator[None]:
         yield
 
 
+class BriefKafka(Kafka):
+    """A broker with one compiler, also where a test starts it again."""
+
+    def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
+        java, *arguments = super().prepare(endpoint, progress)
+        return [java, ONE_COMPILER, *arguments]
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    servers = LocalStack(tmp_path_factory.mktemp("home"))
+    servers = LocalStack(tmp_path_factory.mktemp("home"), kinds=[BriefKafka(), Nats(), ClickHouse()])
     with _one_compiler():
         servers.up()
     yield servers
@@ -175,6 +201,13 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> None:
     """Where the legs of the case's runs work: in the runner's process, which takes no Spark, or in Spark's tasks."""
     if request.param == "in tasks":
         case.session = request.getfixturevalue("session")
+
+
+@pytest.fixture
+def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks what `apply` (to drain) and `demo` (its runners) would start as a Python with Spark."""
+    monkeypatch.setattr("pipelines.cli.apply.subprocess", SimpleNamespace(run=run_plain_command, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr("pipelines.demo.acts.Popen", PlainCommand)
 
 
 @pytest.fixture

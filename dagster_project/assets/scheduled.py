@@ -7,8 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project.assets.stream_names import COMPACTION, DEAD_LETTERS, DEDUP, REPROCESSED
-from dagster_project.assets.streams import PIPELINE_TAG, has_dedup, op_name, spec_behind
+from dagster_project.assets.stream_names import COMPACTIONS, DEAD_LETTERS, REPROCESSED
+from dagster_project.assets.streams import PIPELINE_TAG, key_store, op_name, spec_behind
 from dagster_project.dagster_private import UnresolvedAssetJobDefinition
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.jobs.repairs import DeadLetterChoice, WithSpark, compacted, note_pipeline, reprocessing
@@ -23,8 +23,8 @@ from resources.streaming_jobs import StreamingJobs
 def build(files: PipelineFiles) -> dg.Definitions:
     parts = []
     for pipeline in files.pipelines:
-        if has_dedup(pipeline):
-            asset = _compaction(pipeline)
+        if store := key_store(pipeline):
+            asset = _compaction(pipeline, store)
             parts.append(dg.Definitions(assets=[asset], jobs=[_job(pipeline, "compact", asset)]))
         asset = _reprocessed(pipeline)
         job = _job(pipeline, "reprocess", asset, {"everything": True})
@@ -45,14 +45,15 @@ def _job(pipeline: Pipeline, verb: str, asset: dg.AssetsDefinition, config: dict
     )
 
 
-def _compaction(pipeline: Pipeline) -> dg.AssetsDefinition:
+def _compaction(pipeline: Pipeline, store: str) -> dg.AssetsDefinition:
+    name = COMPACTIONS[store]
     text = (
         "One segment per bucket, without expired keys. Verified: every live key is found in the new segments. May run beside the pipeline."
     )
 
     @dg.multi_asset(
-        specs=[spec_behind(pipeline, COMPACTION, DEDUP, text, automation=due(COMPACTED_AT))],
-        name=op_name(pipeline, COMPACTION),
+        specs=[spec_behind(pipeline, name, store, text, automation=due(COMPACTED_AT))],
+        name=op_name(pipeline, name),
         config_schema=schema_of(WithSpark),
         retry_policy=RETRY,
     )

@@ -4,11 +4,13 @@ from pipelines.protocol.topology import LegId
 
 RAW = "raw_stream"
 DEDUP = "dedup_store"
+JOIN = "join_stores"
 OUT = "out_stream"
 TABLE = "clickhouse_table"
 DEAD_LETTERS = "dead_letters"
 PUBLISHED = "published"
-COMPACTION = "dedup_compaction"
+COMPACTIONS = {DEDUP: "dedup_compaction", JOIN: "join_compaction"}
+"""The compaction of each kind of key store."""
 REPROCESSED = "reprocessed_letters"
 VERIFICATION = "verification"
 
@@ -23,4 +25,4 @@ def published_name(leg: LegId) -> str:
     return f"{PUBLISHED}_{leg.name}" if leg.name else PUBLISHED
 
 
-ALL = (RAW, DEDUP, OUT, TABLE, DEAD_LETTERS, PUBLISHED, COMPACTION, REPROCESSED, VERIFICATION)
+ALL = (RAW, DEDUP, JOIN, OUT, TABLE, DEAD_LETTERS, PUBLISHED, *COMPACTIONS.values(), REPROCESSED, VERIFICATION)

@@ -2,6 +2,7 @@
 
     kafka/<topic>  ->  raw_stream  ->  dedup_store  ->  out_stream  ->  clickhouse_table
                                                      ->  dead_letters
+With a join `join_stores` are in the place of `dedup_store`; without key stores there is none.
 A new stage is one more entry in `stream_assets`: its name, its inputs, and its storage.
 """
 
@@ -16,11 +17,11 @@ from typing import Any
 import dagster as dg
 from dagster import TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, published_name, table_name
+from dagster_project.assets.stream_names import COMPACTIONS, DEAD_LETTERS, DEDUP, JOIN, OUT, RAW, published_name, table_name
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
 from pipelines.config import KafkaSource, PipelineConfig, version_of
 from pipelines.config.checks import FreshnessCheck
-from pipelines.config.fields import origins
+from pipelines.config.fields import joins, origins
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.protocol.topology import DEAD_LETTERS as LETTERS
 
@@ -45,8 +46,17 @@ def topic_key(pipeline: Pipeline, source: KafkaSource) -> dg.AssetKey:
     return dg.AssetKey([*pipeline.key_prefix, "kafka", source.topic])
 
 
-def has_dedup(pipeline: Pipeline) -> bool:
-    return any(transform.type == "dedup" for transform in pipeline.config.transforms)
+def key_store(pipeline: Pipeline) -> str | None:
+    """Return the name of the asset of the pipeline's key stores, None without them."""
+    if joins(pipeline.config):
+        return JOIN
+    return DEDUP if any(transform.type == "dedup" for transform in pipeline.config.transforms) else None
+
+
+def compaction_key(pipeline: Pipeline) -> dg.AssetKey | None:
+    """Return the key of the compaction of the pipeline's key stores, None without them."""
+    store = key_store(pipeline)
+    return asset_key(pipeline, COMPACTIONS[store]) if store else None
 
 
 @dataclass(frozen=True)
@@ -81,14 +91,15 @@ def stream_assets(pipeline: Pipeline) -> tuple[StreamAsset, ...]:
             stream("raw"),
         )
     ]
-    if has_dedup(pipeline):
-        assets.append(_dedup_asset(pipeline))
+    store = key_store(pipeline)
+    if store:
+        assets.append(_join_asset(pipeline) if store == JOIN else _dedup_asset(pipeline))
     assets += [
         StreamAsset(
             OUT,
             frozenset({"nats", "spark"}),
             "Typed rows in the order of their positions, ready for the table.",
-            (DEDUP,) if has_dedup(pipeline) else (RAW,),
+            (store or RAW,),
             stream("out"),
             _freshness(config.checks.freshness),
         ),
@@ -109,6 +120,16 @@ def _dedup_asset(pipeline: Pipeline) -> StreamAsset:
     config = next(transform.config for transform in pipeline.config.transforms if transform.type == "dedup")
     metadata = {"key": ", ".join(config.key), "window": str(config.time_window), "measured on": config.time_field or "arrival"}
     return StreamAsset(DEDUP, frozenset({"spark", "file"}), "The keys accepted within the window, in immutable files.", (RAW,), metadata)
+
+
+def _join_asset(pipeline: Pipeline) -> StreamAsset:
+    join = pipeline.config.join
+    assert join is not None and join.left_source is not None and join.right_source is not None
+    metadata = {
+        f"{side.source_id}": f"by {', '.join(side.key)}, within {side.time_window}" for side in (join.left_source, join.right_source)
+    }
+    text = "The newest right record of each key, and the left ones that wait for one, in immutable files."
+    return StreamAsset(JOIN, frozenset({"spark", "file"}), text, (RAW,), metadata)
 
 
 def _table_asset(pipeline: Pipeline, config: PipelineConfig) -> StreamAsset:

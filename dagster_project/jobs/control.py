@@ -12,8 +12,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_project.assets.stream_names import COMPACTION, REPROCESSED
-from dagster_project.assets.streams import asset_key
+from dagster_project.assets.stream_names import REPROCESSED
+from dagster_project.assets.streams import asset_key, compaction_key
 from dagster_project.failures import RETRY, errors_as_failures
 from dagster_project.jobs.repairs import DeadLetterChoice, check_same_pipeline, key_state, note_pipeline, reprocessing
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
@@ -27,8 +27,6 @@ from pipelines.protocol.topology import KINDS
 from resources.streaming_jobs import Announce, Started, StreamingJobs
 
 _NOTHING_CHANGED = "nothing was changed"
-_MADE_BY = {"compact_keys": COMPACTION, "reprocess_dead_letters": REPROCESSED}
-"""The assets that a job also makes; their pages would not know otherwise."""
 IF_WANTED_TAG = "tallyflow/if_wanted"
 """Tag of the runs that sensors launch to start a pipeline: skip it if its desired state is `stopped` when the run begins."""
 _LEFT_ALONE: dict[str, Any] = {"state": "skipped: its desired state is stopped"}
@@ -132,9 +130,17 @@ def done(context: dg.OpExecutionContext, name: str, pipeline: Pipeline, work: Ca
         metadata = work(pipeline)
     summary = ", ".join(f"{key} {getattr(value, 'value', value)}" for key, value in metadata.items() if not _is_long(value))
     context.log.info(f"{name} {pipeline.config.pipeline_id}: {summary}")
-    if name in _MADE_BY and not metadata.get(_NOTHING_CHANGED):
-        context.log_event(dg.AssetMaterialization(asset_key(pipeline, _MADE_BY[name]), metadata=metadata))
+    made = _also_made(name, pipeline)
+    if made is not None and not metadata.get(_NOTHING_CHANGED):
+        context.log_event(dg.AssetMaterialization(made, metadata=metadata))
     return dg.Output(None, metadata=metadata)
+
+
+def _also_made(job: str, pipeline: Pipeline) -> dg.AssetKey | None:
+    """Return the asset that a job makes, too; its page would not know otherwise."""
+    if job == "reprocess_dead_letters":
+        return asset_key(pipeline, REPROCESSED)
+    return compaction_key(pipeline) if job == "compact_keys" else None
 
 
 def _is_long(value: Any) -> bool:

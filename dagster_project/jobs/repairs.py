@@ -87,7 +87,7 @@ def reprocessing(jobs: StreamingJobs, pipeline: Pipeline) -> AbstractContextMana
     return reprocess.reprocessing(config, jobs.directory(config.pipeline_id))
 
 
-def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs: Needs = "dedup") -> AbstractContextManager[KeyState]:
+def key_state(jobs: StreamingJobs, pipeline: Pipeline, needs: Needs = "keys") -> AbstractContextManager[KeyState]:
     """Open the pipeline's key store; closed at the end of the block."""
     return closing(KeyState(jobs.config(pipeline.path), pipeline.path.read_text(), jobs.home_directory(), needs))
 
@@ -114,6 +114,9 @@ def compaction_numbers(buckets: list[Compacted]) -> dict[str, Any]:
         oldest = [extent.oldest for one in buckets if (extent := getattr(one, side)).oldest is not None]
         numbers[f"oldest_{side}"] = f"{min(oldest):%Y-%m-%d %H:%M:%S} UTC" if oldest else "none"
     numbers["live_keys_found"] = sum(one.live_keys for one in buckets)
-    rows = [f"| {one.bucket} | {one.before.entries:,} | {one.after.entries:,} | {one.live_keys:,} | {one.outcome} |" for one in buckets]
-    head = ["| bucket | keys before | after | live keys, all found | outcome |", "|---|---|---|---|---|"]
+    rows = [
+        f"| {one.store} | {one.bucket} | {one.before.entries:,} | {one.after.entries:,} | {one.live_keys:,} | {one.outcome} |"
+        for one in buckets
+    ]
+    head = ["| store | bucket | keys before | after | live keys, all found | outcome |", "|---|---|---|---|---|---|"]
     return {**numbers, "buckets": dg.MetadataValue.md("\n".join([*head, *rows]))}

@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project.assets.stream_names import COMPACTION, TABLE
-from dagster_project.assets.streams import asset_key, has_dedup, published_keys
+from dagster_project.assets.stream_names import TABLE
+from dagster_project.assets.streams import asset_key, compaction_key, published_keys
 from dagster_project.pipeline_files import PipelineFiles
 from dagster_project.schedule_status import sensor_status
 
@@ -29,7 +29,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
     if not files.pipelines:
         return dg.Definitions()
     made = [key for pipeline in files.pipelines for key in published_keys(pipeline)]
-    made += [asset_key(pipeline, COMPACTION) for pipeline in files.pipelines if has_dedup(pipeline)]
+    made += [key for pipeline in files.pipelines if (key := compaction_key(pipeline))]
     checked = [asset_key(pipeline, TABLE) for pipeline in files.pipelines]
     sensor = dg.AutomationConditionSensorDefinition(
         files.name("automate_pipelines"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, OUT, RAW, TABLE, table_name
+from dagster_project.assets.stream_names import DEAD_LETTERS, DEDUP, JOIN, OUT, RAW, TABLE, table_name
 from dagster_project.assets.streams import REPORTED_EVERY, asset_key, stream_assets
 from dagster_project.numbers import ROW_COUNT, Account, nothing_waits, numbers, read_account, without_row_count
 from dagster_project.pipeline_files import Pipeline, PipelineFiles
@@ -30,7 +30,12 @@ from resources.streaming_jobs import StreamingJobs
 
 EVERY = timedelta(seconds=60)
 Event = dg.AssetMaterialization | dg.AssetObservation
-_ALSO = {DEAD_LETTERS: ("still_there", "dead_letters_percent"), DEDUP: ("keys", "duplicates_percent"), RAW: ("stream_bytes",)}
+_ALSO = {
+    DEAD_LETTERS: ("still_there", "dead_letters_percent"),
+    DEDUP: ("keys", "duplicates_percent"),
+    JOIN: ("entries", "waiting_records"),
+    RAW: ("stream_bytes",),
+}
 """Numbers of other assets that the table's observation carries, prefixed with the asset's name."""
 
 

@@ -1,18 +1,22 @@
 """The `tallyflow` command. A composition root: the one place under pipelines/ (with demo.py) that knows the local servers."""
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from pipelines.cli import apply as apply_commands
 from pipelines.cli import audit as audit_commands
 from pipelines.cli import dagster as dagster_commands
 from pipelines.cli import dashboard as dashboard_commands
 from pipelines.cli import diff as diff_commands
+from pipelines.cli import docs as docs_commands
 from pipelines.cli import init as init_commands
 from pipelines.cli import lint as lint_commands
 from pipelines.cli import logs as log_commands
@@ -25,16 +29,18 @@ from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import types as types_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, NamedFile, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.arguments import AsJson, File, NamedFile, announce, directory_of, err, errors_as_exit, out, selected
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
-from pipelines.cli.examples import add_examples
+from pipelines.cli.examples import add_examples, commands_of
 from pipelines.cli.status import show_status
 from pipelines.cli.validate import check_file, examine_start
 from pipelines.config import json_schema, load
+from pipelines.config.load import read_text
 from pipelines.config.source_ids import chosen_source
 from pipelines.errors import HaltError
 from resources.local import cli as local_cli
 from resources.local.java import find_java
+from resources.local_servers import NatsUse, use_local_servers
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,9 +60,12 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def about(
+    context: typer.Context,
     _: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
 ) -> None:
     """Kafka into ClickHouse, exactly once, with every event accounted for."""
+    # For a command that learns of its servers while it works.
+    context.meta[init_commands.FIND_SERVERS] = functools.partial(_use_servers, use="address")
 
 
 @app.command()
@@ -69,6 +78,7 @@ def validate(
 ) -> None:
     """Check a pipeline file: report every fault at once, then notes on settings to review. Connects to nothing without --connect."""
     if connect:
+        _use_servers_of(file, "start")
         doctor(file, as_json)
     else:
         check_file(file, as_json)
@@ -175,8 +185,10 @@ for command in (
     lint_commands.lint,
     preview_commands.preview,
     diff_commands.diff,
+    apply_commands.apply,
     test_commands.test,
     types_commands.types,
+    docs_commands.docs,
     dagster_commands.dagster,
     dashboard_commands.dashboard,
     audit_commands.tally,
@@ -211,7 +223,16 @@ def delete(
 
 @app.command()
 def produce(
-    file: File,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The pipeline file (YAML or JSON). Default: that of --example, else the only one in this directory.",
+            exists=True,
+            dir_okay=False,
+            envvar=VARIABLE,
+            show_default=False,
+        ),
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="Events to send.")] = 100_000,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Events per second. Default: as fast as possible.")] = None,
     size: Annotated[int, typer.Option(min=150, help="Approximate bytes per event.")] = 200,
@@ -225,12 +246,15 @@ def produce(
     """Send the records of an example to the topic of a pipeline file."""
     from pipelines.connectors.kafka.settings import client_settings
     from pipelines.demo.events import Recipe
-    from pipelines.demo.examples import load_example
+    from pipelines.demo.examples import example_file, load_example
     from pipelines.demo.orders import ORDERS
     from pipelines.demo.produce import produce as send
 
     with errors_as_exit():
-        source = chosen_source(load(file), source_id)
+        named = file or (example_file(example) if example else only_pipeline_file())
+        if file is None:
+            _use_servers(read_text(named), "address")
+        source = chosen_source(load(named), source_id)
         generator = load_example(example).generator_of(source.source_id) if example else ORDERS
         recipe = Recipe(seed, size, duplicate_share, bad_share)
         summary = send(client_settings(source), source.topic, recipe, count, rate, partitions, generator=generator)
@@ -257,4 +281,38 @@ def demo(
     raise typer.Exit(code)
 
 
+_NATS_USES: dict[str, NatsUse] = {
+    **dict.fromkeys(("run", "apply", "doctor"), "start"),
+    **dict.fromkeys(("tap", "tally", "audit", "verify", "state", "why", "compact", "rebucket", "rebuild-state", "reset-clock"), "resume"),
+    **dict.fromkeys(("delete", "dlq", "plan"), "resume"),
+}
+"""What a command, or all of a group, needs of the local NATS; the others need its address at most."""
+
+
+def _use_servers(text: str, use: NatsUse, master: str | None = None) -> None:
+    for line in use_local_servers(text, use, master):
+        announce(line)
+
+
+def _use_servers_of(file: Path, use: NatsUse, master: str | None = None) -> None:
+    with errors_as_exit():
+        _use_servers(read_text(file), use, master)
+
+
+def _with_local_servers(command: Callable[..., Any], use: NatsUse) -> Callable[..., Any]:
+    """Return the command, to be run with the local servers that its pipeline file does without naming any."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        if isinstance(file := options.get("file", options.get("old")), Path):
+            _use_servers_of(file, use, options.get("master"))
+        return command(*args, **options)
+
+    return run
+
+
+for words, info in commands_of(app):
+    # `init` names a file that it has yet to write.
+    if info.callback is not None and words != "init":
+        info.callback = _with_local_servers(info.callback, _NATS_USES.get(words.split()[0], "address"))
 add_examples(app)

@@ -1,7 +1,9 @@
 """What all commands share: arguments, the consoles, and errors as one message and an exit code."""
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,8 +20,8 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
-from pipelines.config import PipelineConfig
-from pipelines.errors import ConfigurationError, TallyflowError
+from pipelines.config import PipelineConfig, load
+from pipelines.errors import ConfigurationError, HaltError, TallyflowError
 from pipelines.home import default_home
 from pipelines.progress import Progress
 from pipelines.protocol.naming import Names
@@ -103,8 +105,33 @@ def _plain(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
+def as_it_ran(file: Path, config: PipelineConfig) -> tuple[PipelineConfig, str]:
+    """Return the pipeline as its last start on this host had it, and the text of the file then.
+
+    Raise HaltError if it was never started here.
+    """
+    from pipelines.edits.last_run import last_run
+
+    run = last_run(directory_of(config))
+    if run is None:
+        raise HaltError(
+            f"reading the file of the last start of {config.pipeline_id}: no start on this host is known; go to the host where it runs, or "
+            "start the file with `tallyflow run`"
+        )
+    return load(file, {**os.environ, **run.variables}, text=run.config_text), run.config_text
+
+
 def directory_of(config: PipelineConfig) -> Path:
     return Names(config.pipeline_id).directory(default_home())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace the text of a file as a whole, with the ends of lines that it has: whatever happens meanwhile, what it had is there."""
+    path = path.resolve()
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8", newline="\r\n" if b"\r\n" in path.read_bytes() else "\n")
+    shutil.copymode(path, part)
+    part.replace(path)
 
 
 def announce(text: str) -> None:

@@ -1,16 +1,14 @@
 """The commands that account for a pipeline's records."""
 
-from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, out, print_json, progress_bar, since_instant
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, progress_bar, since_instant
 from pipelines.config import load
 from pipelines.proof.report import EXIT_CODES, RESIDUE_EXIT_CODE, Report
-from pipelines.protocol.naming import Names
 
 Since = Annotated[
     datetime | None,
@@ -23,13 +21,11 @@ def tally(file: File, since: Since = None, as_json: AsJson = False) -> None:
 
     Exits with code 5 if the ledger's numbers do not add up.
     """
-    from pipelines.connectors.nats.client import JetStream
-    from pipelines.protocol.tally import tally as account
+    from pipelines.proof.ask import tally_of
 
     with errors_as_exit():
         config = load(file)
-        with closing(JetStream(config.nats).connect()) as log:
-            tallied = account(log, Names(config.pipeline_id), config.topology, since)
+        tallied = tally_of(config, since)
     if as_json:
         *legs, dead_letters = ({**asdict(leg), "residue": leg.residue} for leg in (*tallied.legs, tallied.dead_letters))
         facts = {"since": since, "residue": tallied.residue, "legs": legs, "dead_letters": dead_letters}
@@ -55,13 +51,10 @@ def audit(
     Exits with code 0 if every record is accounted for, 4 if a record is missing, duplicated or extra, and 3 if none is but something
     is not proven yet, such as records that are still waiting.
     """
-    from pipelines.connectors.nats.client import JetStream
-    from pipelines.proof.audit.run import Audit
+    from pipelines.proof.ask import audit_of
 
     with errors_as_exit(), progress_bar() as progress:
-        config = load(file)
-        with closing(JetStream(config.nats).connect()) as log:
-            report = Audit(config, log, examples, progress, directory_of(config)).run()
+        report = audit_of(load(file), examples, progress)
     exit_with(report, as_json)
 
 

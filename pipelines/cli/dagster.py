@@ -26,6 +26,7 @@ from pipelines.config import load
 from pipelines.config.source_ids import only_source
 from pipelines.errors import HaltError, RetryableError
 from pipelines.home import default_home
+from pipelines.shipped import shipped
 from resources.local import cli as local_cli
 from resources.local.ports import HOST, is_free, keep_ports, port_holder
 from resources.local.server import START_TIMEOUT
@@ -38,7 +39,7 @@ SCHEDULES_VARIABLE = "TALLYFLOW_SCHEDULES"
 POSTGRES_VARIABLE = "DAGSTER_POSTGRES_URL"
 HOME_VARIABLE = "DAGSTER_HOME"
 _ROOT = Path(__file__).resolve().parents[2]
-_EXAMPLE = _ROOT / "examples" / "orders" / "pipeline.yaml"
+_EXAMPLE = shipped("examples") / "orders" / "pipeline.yaml"
 _INSTANCE = _ROOT / "dagster_project" / "dagster.yaml"
 _POSTGRES = _ROOT / "dagster_project" / "postgres.yaml"
 _SAMPLE_ORDERS = 20_000
@@ -47,7 +48,8 @@ _POLL_SECONDS = 0.2
 _PATIENCE = timedelta(seconds=60)
 _END_WITHIN = timedelta(seconds=30)
 _KILLED_WITHIN = timedelta(seconds=10)
-_SERVER_NAMES = ("KAFKA_BOOTSTRAP", "NATS_URL", "CLICKHOUSE_HOST", "CLICKHOUSE_PORT")
+_SERVER_NAMES = ("KAFKA_BOOTSTRAP", "CLICKHOUSE_HOST", "CLICKHOUSE_PORT")
+"""Without NATS_URL, a runner starts the local NATS."""
 
 
 def dagster(
@@ -69,9 +71,7 @@ def dagster(
         if importlib.util.find_spec("dagster") is None or importlib.util.find_spec("dagster_webserver") is None:
             raise HaltError("starting Dagster: it is not installed; run `pip install 'tallyflow[dagster]'`, or `make venv` in a checkout")
         if pipelines is None and not _EXAMPLE.exists():
-            raise HaltError(
-                "starting Dagster: the example exists only in a checkout; name the directory of your pipeline files with --pipelines"
-            )
+            raise HaltError(f"starting Dagster: {_EXAMPLE} is missing; name the directory of your pipeline files with --pipelines")
         home = default_home()
         with _signals_as_interrupts(), _servers(home, own_servers) as environment:
             if pipelines is None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.apply import show_edit
+from pipelines.cli.arguments import AsJson, as_it_ran, errors_as_exit, leave_out_pandas, out
 from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, asks_for_tables, opened_raw
 from pipelines.config import PipelineConfig, load
 from pipelines.counts import count_of
@@ -32,8 +33,13 @@ _MEMORY = {
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(help="The pipeline file as it runs.", exists=True, dir_okay=False)],
-    new: Annotated[Path, typer.Argument(help="The edited file.", exists=True, dir_okay=False)],
+    old: Annotated[
+        Path,
+        typer.Argument(
+            help="The pipeline file as it runs; alone: the edited file, compared with its last start.", exists=True, dir_okay=False
+        ),
+    ],
+    new: Annotated[Path | None, typer.Argument(help="The edited file.", exists=True, dir_okay=False)] = None,
     from_raw: Annotated[str | None, typer.Option("--from-raw", metavar="RANGE", help=RAW_HELP)] = None,
     from_dlq: Annotated[str | None, typer.Option("--from-dlq", metavar="SELECTION", help=DLQ_HELP)] = None,
     from_topic: Annotated[
@@ -47,22 +53,30 @@ def diff(
     examples: Annotated[int, typer.Option(min=0, max=100, help="Examples of each change.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an edit of a pipeline file changes: rows gained, lost and changed, and records that end otherwise, and why.
+    """Show what an edit of a pipeline file changes: what it needs of the running pipeline; with records, the rows gained, lost and changed.
 
-    Both files take the same records of OLD's pipeline; look-ups read the tables as they are now; nothing is started or written.
+    With one FILE and no records: its changes since its last start on this host, and what `tallyflow apply` would do. With records
+    (--from-raw, --from-dlq, --from-topic, --input) both files take the same ones of OLD's pipeline; look-ups read the tables as they are
+    now. Nothing is started or written.
 
     Exit code 0: no difference, 1: a difference, 2: the
     comparison failed. Example: tallyflow diff orders.yaml edited.yaml --from-raw 1h
     """
     leave_out_pandas()
+    if new is None and given is None and from_topic is None and from_dlq is None and from_raw is None:
+        show_edit(old, as_json)
+        return
     from pipelines.preview.declared import declared_program
     from pipelines.preview.difference import difference
     from pipelines.preview.tables import with_tables
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit(failure=2):
-        config = load(old, offline=not (sample.needs_servers or asks_for_tables(old)))
-        edited = load(new, offline=not asks_for_tables(new))
+        edited = load(new or old, offline=not asks_for_tables(new or old))
+        if new is None:
+            config, _ = as_it_ran(old, edited)
+        else:
+            config = load(old, offline=not (sample.needs_servers or asks_for_tables(old)))
         programs = declared_program(config), declared_program(edited)
         if any(program.join is not None for program in programs):
             raise NotSupportedError("comparing files with a join is not supported yet; try the cases of both with `tallyflow test`")

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, NamedFile, err, errors_as_exit, out, print_json, progress_bar, since_instant, utc
 from pipelines.config import load
@@ -140,23 +139,15 @@ def list_dead_letters(
     if as_json:
         print_json({"letters": [_plain(row) for row in rows], "selected": count})
         return
-    table = Table(
-        "position",
-        "source",
-        "topic",
-        "partition",
-        "offset",
-        "arrival",
-        "group",
-        "state",
-        "reason",
-        caption=f"{len(rows):,} of {count_of(count, 'dead letter')}",
-    )
     for row in rows:
-        coordinates = (row["source"], row["_tf_topic"], str(row["_tf_partition"]), str(row["_tf_offset"]))
         reason = f"{row['stage']}: {row['code']}{' of ' + row['field'] if row['field'] else ''}"
-        table.add_row(_position(row), *coordinates, utc(row["_tf_arrival"]), row["fingerprint"], row["state"], reason)
-    out.print(table)
+        record = f"{row['_tf_topic']} partition {row['_tf_partition']} offset {row['_tf_offset']}"
+        for line in (
+            f"{_position(row)}  {row['state']}  {reason}",
+            f"  {row['source']}: {record}, {utc(row['_tf_arrival'])}, group {row['fingerprint']}",
+        ):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{len(rows):,} of {count_of(count, 'dead letter')}", highlight=False)
 
 
 def show_unknown_group(reader: "DeadLetters", group: str) -> bool:
@@ -182,11 +173,16 @@ def show(
     with dead_letters(file) as reader, progress_bar() as progress:
         found = reader.at(at, progress)
         reason = reader.reason(found) if found.num_rows else ""
+        rows = found.to_pylist()
+        values = [reader.value_at(row) for row in rows]
     if not found.num_rows:
         err.print(f"no dead letter at position {position}", style="red", highlight=False)
         raise typer.Exit(1)
     # One for each sink that has refused the record.
-    plain = [_plain(row, with_record=True) | ({"reason": reason} if reason else {}) for row in found.to_pylist()]
+    plain = [
+        _plain(row, with_record=True) | ({"reason": reason} if reason else {}) | ({"field_value": value} if value is not None else {})
+        for row, value in zip(rows, values, strict=True)
+    ]
     if as_json:
         print_json(plain[0] if len(plain) == 1 else plain)
         return

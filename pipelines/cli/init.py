@@ -1,6 +1,7 @@
 """The command that writes a first pipeline file from a sample of records."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,12 @@ _LOGIN = {
 _ADDRESS = re.compile(r"(?P<host>\$\{[^}]*\}|\[[^]]+\]|[^:]+):(?P<port>\$\{[^}]*\}|[0-9]+)")
 
 
+FindServers = Callable[[str], None]
+"""Adds the local servers that the references of a text stand for to the environment, and says which."""
+FIND_SERVERS = "pipelines.cli.init.find_servers"
+"""Where a context has it among its `meta`; this room knows no local servers."""
+
+
 @dataclass(frozen=True)
 class _Choice:
     """What options and answers say. `asks_table`: ClickHouse is asked whether the table exists."""
@@ -53,6 +60,7 @@ class _Choice:
 
 
 def init(
+    context: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(help="The pipeline file to write. Default: the topic's name, .yaml.", dir_okay=False)
     ] = None,
@@ -83,8 +91,8 @@ def init(
     """Write a first pipeline file for a topic, from a sample of its records: fields, types, units of times, table and sorting key.
 
     The file passes `validate`, `lint` and `preview`; beside it lies the statement of the proposed table, unless the table exists. Reads
-    Kafka with a consumer of no group, asks ClickHouse for the table, changes nothing on either. Secrets are references such as
-    ${CLICKHOUSE_PASSWORD}.
+    Kafka with a consumer of no group, asks ClickHouse for the table, changes nothing on either. Without addresses in options and variables
+    it takes the servers that `tallyflow up` runs. Secrets are references such as ${CLICKHOUSE_PASSWORD}.
     """
     leave_out_pandas()
     from pipelines.init.run import draft
@@ -104,7 +112,7 @@ def init(
         )
         file = file or Path(f"{_file_name(topic)}.yaml")
         _check_free([file, file.with_suffix(".sql")], force)
-        place, taken, found = _sampled(choice)
+        place, taken, found = _sampled(choice, context.meta[FIND_SERVERS])
         made = draft(place, taken, found, (dedup_key, dedup_window) if dedup_key else None)
         if asks:
             _print_fields(made, taken)
@@ -166,12 +174,13 @@ def _write(file: Path, text: str, force: bool) -> None:
         raise SampleError(f"writing {file}: {error.strerror}") from error
 
 
-def _sampled(choice: _Choice) -> "tuple[Place, Sample, Table | None]":
+def _sampled(choice: _Choice, find: FindServers) -> "tuple[Place, Sample, Table | None]":
     """Return the place, the sample, and the facts of the table if it exists; only what is needed is connected to."""
     from pipelines.init.records import of_lines, of_topic
-    from pipelines.init.run import config_of, existing_table
+    from pipelines.init.run import addresses_of, config_of, existing_table
 
     place, file = choice.place(), choice.from_file
+    find(addresses_of(place, reads_topic=file is None, asks_table=choice.asks_table))
     config = config_of(place, reads_topic=file is None)
     if file is None:
         announce(f"reading up to {count_of(choice.most, 'record')} of {choice.topic}")
@@ -184,7 +193,9 @@ def _sampled(choice: _Choice) -> "tuple[Place, Sample, Table | None]":
 
 
 def _print_fields(made: "Draft", taken: "Sample") -> None:
-    shown = Columns("field", "type", "null", "distinct", "column", "example", box=None)
+    shown = Columns("field", "type", "null", "distinct", "column", box=None, expand=True)
+    # An example is cut before a type is: the other columns take the room that they need.
+    shown.add_column("example", ratio=1, no_wrap=True)
     for column in made.columns:
         facts = column.facts
         kinds = ", ".join(facts.kinds) or "null"
@@ -225,8 +236,10 @@ def _print_result(made: "Draft", taken: "Sample", file: Path) -> None:
     beside = f", and {file.with_suffix('.sql')}, the statement of the proposed table" if made.statement else ""
     out.print(f"wrote {file}{beside}", markup=False, highlight=False, soft_wrap=True)
     if taken.empty or taken.unreadable:
-        others = f"{count_of(taken.empty, 'record')} without a value, {count_of(taken.unreadable, 'record')} that are no JSON objects"
-        err.print(f"note: {others} become dead letters", style="yellow", markup=False, highlight=False)
+        found = ((taken.empty, "without a value"), (taken.unreadable, "without a JSON object"))
+        others = ", ".join(f"{count_of(count, 'record')} {what}" for count, what in found if count)
+        become = "becomes a dead letter" if taken.empty + taken.unreadable == 1 else "become dead letters"
+        err.print(f"note: {others} {become}", style="yellow", markup=False, highlight=False)
 
 
 def _summary(made: "Draft", taken: "Sample") -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from pipelines.process.program import Program
     from pipelines.process.steps.mapping import MapToTable
 
-_SHOWN_CHARACTERS = 60
+_ANY_WIDTH = 10_000_000
+"""More columns than any row takes: what a table would be wide if nothing bounded it."""
 
 
 def preview(
@@ -100,12 +103,25 @@ def _print_rows(found: "Preview", rows: int, program: "Program", table: "MapToTa
     made = [(number, row) for number, fields in ends for of, row in readable_rows(fields, program) if of is table]
     out.print(f"\n{len(made):,} rows for {table.database}.{table.table}{':' if rows and made else ''}", highlight=False)
     if rows and made:
-        shown = Table(box=None)
-        for name in ("record", *(column.name for column in table.columns)):
-            shown.add_column(name, overflow="ellipsis", no_wrap=True)
-        for number, row in made[:rows]:
-            shown.add_row(str(number), *(_shown(row[column.name]) for column in table.columns))
-        out.print(shown, markup=False)
+        columns = [column.name for column in table.columns]
+        _print_whole(columns, [(number, [_shown(row[name]) for name in columns]) for number, row in made[:rows]])
+
+
+def _print_whole(columns: list[str], rows: list[tuple[int, list[str]]]) -> None:
+    """Print rows as a table where it fits into the width of the terminal, else each with a line per column: no value is cut."""
+    shown = Table(box=None)
+    for name in ("record", *columns):
+        shown.add_column(name, no_wrap=True)
+    for number, values in rows:
+        shown.add_row(str(number), *(escape(value) for value in values))
+    if Measurement.get(out, out.options.update(width=_ANY_WIDTH), shown).maximum <= out.width:
+        out.print(shown)
+        return
+    width = max(map(len, columns))
+    for number, values in rows:
+        out.print(f" record {number}", highlight=False)
+        for name, value in zip(columns, values, strict=True):
+            out.print(f"   {name:<{width}}  {value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_reasons(found: "Preview") -> None:
@@ -161,11 +177,10 @@ def _document(record: "Traced", program: "Program") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    """Return a value as text on one line."""
     if isinstance(value, list | dict):
-        text = json.dumps(value, default=_plain, ensure_ascii=False)
-    else:
-        text = "" if value is None else str(_plain(value))
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+        return json.dumps(value, default=_plain, ensure_ascii=False)
+    return "" if value is None else str(_plain(value)).replace("\n", "\\n")
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.arguments import File, errors_as_exit, selected
+from pipelines.cli.arguments import File, as_it_ran, errors_as_exit, selected
 from pipelines.cli.narration import LogFormat, Narrator, own_output
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.control.control import find_runners
@@ -29,6 +29,12 @@ def run(
     leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(KINDS)}); repeatable.")] = None,
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
+    ] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Exit once every record that ingest has read is in ClickHouse; read no further ones.")
+    ] = False,
+    as_started: Annotated[
+        bool, typer.Option("--as-started", help="Run the file as it was at its last start on this host, without the edits since.")
     ] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
     master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
@@ -56,13 +62,18 @@ def run(
     # Who invokes the command from Python may hand in another engine as the context's object.
     engine: SparkEngine = context.obj or SparkEngine()
     with errors_as_exit():
+        text = file.read_text()
         config = load(file)
+        if as_started:
+            config, text = as_it_ran(file, config)
         legs = selected(config, leg or ())
-    options = RunOptions(legs, until_caught_up, connect_timeout, master, accept, spark_conf if is_cluster(master) else None)
-    engine.leave(_narrated(config, file.read_text(), options, engine, log_format))
+    if until_caught_up and drain:
+        raise typer.BadParameter("give --until-caught-up or --drain")
+    options = RunOptions(legs, until_caught_up, connect_timeout, master, accept, spark_conf if is_cluster(master) else None, drain)
+    engine.leave(run_narrated(config, text, options, engine, log_format))
 
 
-def _narrated(config: PipelineConfig, text: str, options: "RunOptions", engine: "SparkEngine", log_format: LogFormat | None) -> int:
+def run_narrated(config: PipelineConfig, text: str, options: "RunOptions", engine: "SparkEngine", log_format: LogFormat | None) -> int:
     """Run the pipeline; show and log what it reports. Return the exit code."""
     from pipelines.dead_letters.reprocess import expire_dead_letters
     from pipelines.runner.runner import Runner

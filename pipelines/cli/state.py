@@ -17,14 +17,15 @@ from pipelines.home import default_home
 
 if TYPE_CHECKING:
     from pipelines.maintenance.inspect import KeyHistory, KeyState, Needs, Seen
-    from pipelines.maintenance.inspect_join import JoinHistory, JoinRecord, JoinState
+    from pipelines.maintenance.inspect_join import JoinHistory, JoinState
+    from pipelines.maintenance.join_history import JoinRecord
 
 
 _SHOWN_RECORDS = 20
 
 
 @contextmanager
-def _key_state(file: File, needs: "Needs" = "dedup") -> "Iterator[KeyState]":
+def _key_state(file: File, needs: "Needs" = "keys") -> "Iterator[KeyState]":
     from pipelines.maintenance.inspect import KeyState
 
     with errors_as_exit(), closing(KeyState(load(file), file.read_text(), default_home(), needs)) as state:
@@ -35,7 +36,7 @@ def state(file: File, as_json: AsJson = False) -> None:
     """Show the key store of a pipeline's dedup, bucket by bucket, or the stores of its join: entries, bytes and segments."""
     from pipelines.maintenance.inspect_join import join_state
 
-    with _key_state(file, "keys") as keys:
+    with _key_state(file) as keys:
         if keys.joins:
             _show_join(join_state(keys), as_json)
             return
@@ -58,7 +59,15 @@ def _show_join(found: "JoinState", as_json: bool) -> None:
         return
     keys = f"{', '.join(found.left_key)} = {', '.join(found.right_key)} within {found.left_window} and {found.right_window}"
     title = f"stores of the join of {found.pipeline}: {keys}"
-    table = Table("stored", "entries", "bytes", "bytes per entry", "segments", title=title, caption=f"clock {utc(found.clock)}")
+    table = Table(
+        "stored",
+        "entries",
+        "bytes",
+        "bytes per entry",
+        "segments",
+        title=title,
+        caption=f"clock {utc(found.clock)}" if found.clock else "no watermark yet",
+    )
     for store in found.stores:
         table.add_row(store.what, *_extent(store.entries, store.bytes, store.runs))
     out.print(table)
@@ -76,7 +85,7 @@ def why(
     """Show the history of a key: of dedup when it was accepted, when it expires, and its copies; of a join which records have met."""
     from pipelines.maintenance.inspect_join import why_joined
 
-    with _key_state(file, "keys") as keys, progress_bar() as progress:
+    with _key_state(file) as keys, progress_bar() as progress:
         if keys.joins:
             of_join = why_joined(keys, key, progress)
             found, lines = asdict(of_join), _lines_of_join(of_join)
@@ -117,7 +126,8 @@ def _lines_of_join(history: "JoinHistory") -> Iterator[str]:
     if len(shown) < len(history.records):
         yield f"  the last {len(shown)}:"
     for record in shown:
-        yield f"  {record.side} {_where(record.seen)}: {_fate(record)}"
+        own = f", its own time {utc(record.time)}" if record.time else ""
+        yield f"  {record.side} {_where(record.seen)}{own}: {_fate(record)}"
 
 
 def _fate(record: "JoinRecord") -> str:
@@ -125,8 +135,10 @@ def _fate(record: "JoinRecord") -> str:
     fates = {
         "joined": f"joined with {record.met}",
         "unmatched": "unmatched, its window has ended",
-        "waits": f"waits until {_time(record.until)}",
+        "waits": f"waits until {'the watermark is at ' if record.time else ''}{_time(record.until)}",
         "copy": "a copy, dropped by dedup",
+        "late": "a dead letter: older than the watermark",
+        "kept": f"kept{met}",
         "newest": f"the newest, joined until {_time(record.until)}{met}",
         "replaced": f"replaced by a newer one{met}",
     }
@@ -143,7 +155,7 @@ def _time(instant: datetime | None) -> str:
 
 
 def compact(file: File, as_json: AsJson = False) -> None:
-    """Compact the key store: merge the segments of each bucket and drop expired keys. Verifies that no live key is lost."""
+    """Compact the key stores: merge the segments of each bucket and drop expired keys. Verifies that no live key is lost."""
     from pipelines.maintenance.compact import compact as run
 
     with _key_state(file) as keys:
@@ -151,11 +163,13 @@ def compact(file: File, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(bucket) for bucket in buckets])
         return
-    table = Table("bucket", "entries", "bytes", "segments", "oldest", "live keys, all found", "outcome", title="before -> after")
+    columns = ("bucket", "entries", "bytes", "segments", "oldest", "live keys, all found", "outcome")
+    table = Table(*(("store",) if keys.joins else ()), *columns, title="before -> after")
     for bucket in buckets:
         pairs = [(getattr(bucket.before, name), getattr(bucket.after, name)) for name in ("entries", "bytes", "runs")]
         oldest = " -> ".join(f"{each.oldest:%m-%d %H:%M:%S}" if each.oldest else "none" for each in (bucket.before, bucket.after))
-        table.add_row(str(bucket.bucket), *(f"{a:,} -> {b:,}" for a, b in pairs), oldest, f"{bucket.live_keys:,}", bucket.outcome)
+        place = (*((bucket.store,) if keys.joins else ()), str(bucket.bucket))
+        table.add_row(*place, *(f"{a:,} -> {b:,}" for a, b in pairs), oldest, f"{bucket.live_keys:,}", bucket.outcome)
     out.print(table)
 
 
@@ -163,7 +177,7 @@ def rebuild_state(file: File, as_json: AsJson = False) -> None:
     """Rebuild the key store of a stopped pipeline from the raw stream, after the store was lost or damaged."""
     from pipelines.maintenance.rebuild import rebuild
 
-    with _key_state(file, "keys") as keys, progress_bar() as progress:
+    with _key_state(file) as keys, progress_bar() as progress:
         rebuilt = rebuild(keys, progress)
     if as_json:
         print_json(asdict(rebuilt))
@@ -191,7 +205,7 @@ def reset_clock(file: File, as_json: AsJson = False) -> None:
     """Reset the arrival clock of a stopped pipeline after NATS's clock was ahead and stepped back."""
     from pipelines.maintenance.reset_clock import reset_clock as run
 
-    with _key_state(file, "keys") as keys:
+    with _key_state(file) as keys:
         reset = run(keys)
     if as_json:
         print_json({"arrival": reset.arrival.isoformat(), "server": reset.server.isoformat()})

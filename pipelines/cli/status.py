@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from rich.text import Text
 
 from pipelines.cli.arguments import directory_of, errors_as_exit, out
 from pipelines.config import load
-from pipelines.control.control import ask, by_halt, find_runners, read_halts, together
+from pipelines.control.control import ask_all, by_halt, read_halts
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
 
-_ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _HISTORY = 60
 """The looks that a sparkline shows, and so about its seconds."""
@@ -38,7 +37,7 @@ def show_status(file: Path, watch: bool, as_json: bool) -> None:
         directory = directory_of(load(file))
         if not directory.is_dir():
             raise HaltError(f"pipeline {directory.name} was never started on this host")
-        now = _ask(directory)
+        now = ask_all(directory)
         if now is None:
             out.print("not running on this host; `tallyflow tally` shows what it has processed")
             _print_halts(directory, ())
@@ -68,7 +67,7 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
     with Live(status_view(now), console=out, auto_refresh=False) as live:
         while True:
             time.sleep(_LOOK_SECONDS)
-            newer = _ask(directory)
+            newer = ask_all(directory)
             if newer is None:
                 break
             rates = rates_between(now, newer)
@@ -78,14 +77,6 @@ def _watch(directory: Path, now: dict[str, Any]) -> None:
             now = newer
     out.print("the pipeline is not running on this host any more")
     _print_halts(directory, ())
-
-
-def _ask(directory: Path) -> dict[str, Any] | None:
-    runners = find_runners(directory)
-    answers = [answer for runner in runners if (answer := ask(runner, timedelta(seconds=_ANSWER_SECONDS))) is not None]
-    if len(answers) < len(find_runners(directory)):
-        raise HaltError(f"asking the runner of {directory.name}: no answer within {_ANSWER_SECONDS:.0f} s; ask again, or stop and start it")
-    return together(answers) if answers else None
 
 
 def rates_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, float]:

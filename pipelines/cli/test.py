@@ -1,13 +1,12 @@
 """The command that runs the cases of a pipeline file."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.etree import ElementTree
 
 import typer
 
-from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out, replace_text
 from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
@@ -70,16 +69,8 @@ def _record(path: Path, program: "Program", config: PipelineConfig, overwrite: b
         if overwrite or case.expect is None
     }
     if found:
-        _replace(path.resolve(), with_expectations(path, read_text(path), found))
+        replace_text(path, with_expectations(path, read_text(path), found))
     out.print(f"{count_of(len(found), 'expectation')} recorded in {path}", markup=False, highlight=False)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file as a whole: whatever happens meanwhile, the cases that it had are there."""
-    part = path.with_name(f".{path.name}.recorded")
-    part.write_text(text, encoding="utf-8")
-    shutil.copymode(path, part)
-    part.replace(path)
 
 
 def _junit(name: str, results: "list[Result]") -> bytes:

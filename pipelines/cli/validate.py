@@ -1,6 +1,7 @@
 """How `validate` and `doctor` check a pipeline file: by itself, and against its servers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import typer
 from pipelines.cli.arguments import errors_as_exit, leave_out_pandas, out, print_json
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.config.load import read_text
-from pipelines.config.text import path_text
+from pipelines.config.text import location_of, path_text
 from pipelines.counts import count_of
+from pipelines.errors import ConfigurationError
 from pipelines.home import default_home
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def check_file(file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"pipeline": config.pipeline_id, "notes": told})
         return
-    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False)
+    out.print(f"{file}: pipeline {config.pipeline_id} is valid", markup=False, soft_wrap=True)
 
 
 def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
@@ -47,10 +49,10 @@ def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
         for look in examine(config, default_home(), java):
             looks.append(look)
             if not as_json:
-                _show(file, lines.of_location(look.at), look)
+                _show(file, lines.place_of(look.at), look)
     faults = sum(len(look.faults) for look in looks)
     if as_json:
-        print_json([_record(look, lines.of_location(look.at)) for look in looks])
+        print_json([_record(look, lines.place_of(look.at)) for look in looks])
     else:
         out.print(count_of(faults, "fault"), highlight=False)
     if faults:
@@ -58,26 +60,47 @@ def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
 
 
 def _sound(file: Path) -> PipelineConfig:
-    """Return the config of a file. Raise ConfigurationError with every fault."""
+    """Return the config of a file. Raise ConfigurationError with every fault, each with its line and column."""
     from pipelines.runner.preflight import check_functions, check_types
 
-    config = load(file)
-    check_types(config)
-    check_functions(config)
+    try:
+        config = load(file)
+        check_types(config)
+        check_functions(config)
+    except ConfigurationError as error:
+        raise _placed(error, file) from None
     return config
 
 
-def _show(file: Path, line: int, look: "Look") -> None:
+def _placed(error: ConfigurationError, file: Path) -> ConfigurationError:
+    """Return the error with the places of its faults; without them for a file that is no YAML, whose only fault names its own."""
+    import yaml
+
+    from pipelines.lint.lines import Lines
+
+    try:
+        lines = Lines.of(read_text(file))
+    except yaml.YAMLError:
+        return error
+    places = [lines.place_of(location_of(fault.path)) for fault in error.faults]
+    named = (f"{file}:{line}:{column}" for line, column in places)
+    faults = [replace(fault, place=place) if fault.path else fault for fault, place in zip(error.faults, named, strict=True)]
+    return ConfigurationError(error.subject, faults)
+
+
+def _show(file: Path, place: tuple[int, int], look: "Look") -> None:
     """Print what was found, and a line for each fault, with its place in the file."""
     if look.found and not look.faults:
         out.print("ok     ", style="green", end="")
         out.print(f"{look.what}: {look.found}", markup=False, highlight=False, soft_wrap=True)
-    place = f"{file}:{line}: " if look.at else ""
+    line, column = place
+    beginning = f"{file}:{line}:{column}: " if look.at else ""
     for fault in look.faults:
         out.print("fault  ", style="red", end="")
-        out.print(f"{place}{look.what}: {fault}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{beginning}{look.what}: {fault}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _record(look: "Look", line: int) -> dict[str, Any]:
-    where = {"path": path_text(look.at), "line": line} if look.at else {"path": None, "line": None}
+def _record(look: "Look", place: tuple[int, int]) -> dict[str, Any]:
+    path, line, column = (path_text(look.at), *place) if look.at else (None, None, None)
+    where = {"path": path, "line": line, "column": column}
     return {"what": look.what, **where, "found": look.found, "faults": list(look.faults)}

@@ -1,12 +1,11 @@
 """The command that proves the table against the records."""
 
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, directory_of, errors_as_exit, progress_bar, since_instant
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, progress_bar, since_instant
 from pipelines.cli.audit import Examples, exit_with
 from pipelines.config import load
 
@@ -42,16 +41,12 @@ def verify(
     The exit code is 0 if everything is clean, 4 if anything differs, 3 if nothing differs but something (such as waiting rows) is not
     proven.
     """
-    from pipelines.connectors.nats.client import JetStream
-    from pipelines.proof.verification.run import Request
-    from pipelines.proof.verification.run import verify as run
+    from pipelines.proof.ask import verification_of
 
     if hour is not None:
         if since or until:
             raise typer.BadParameter("--hour is a range of its own: remove --from and --to")
         since, until = hour, hour + timedelta(hours=1)
     with errors_as_exit(), progress_bar() as progress:
-        config = load(file)
-        with closing(JetStream(config.nats).connect()) as log:
-            report = run(config, log, Request(directory_of(config), since, until, examples, kafka), progress)
+        report = verification_of(load(file), since, until, examples, kafka, progress)
     exit_with(report, as_json)

@@ -229,7 +229,7 @@ def emitted_nulls(config: PipelineConfig) -> Notes:
     of_right = {one.joined_name for one in config.join.output_fields if one.source_id == config.join.right_source.source_id} - made
     for seen in config.by_sink:
         for index, entry in enumerate(seen.sink.mapping):
-            if entry.name in of_right and not parse_type(entry.column_type).nullable:
+            if entry.name in of_right and not parse_type(entry.column_type).takes_null:
                 why = "unless the table gives it a DEFAULT, a left record without a match becomes a dead letter, and is not emitted"
                 yield (*seen.sink_at, "mapping", index, "column_type"), f"is not Nullable: {why}"
 
@@ -245,11 +245,6 @@ def unsupported(config: PipelineConfig) -> list[str]:
     messages: list[str] = []
     if joins(config):
         messages += _before_a_join(config)
-        messages += [
-            f"transforms[{index}]: a look-up behind a join is not supported yet; with a source_id it looks up before the join"
-            for index, transform in in_order(config)
-            if isinstance(transform.config, LookupConfig) and transform.source_id is None
-        ]
         if config.fallbacks:
             messages.append("sinks: a fallback (on_refused) behind a join is not supported yet")
     elif len(config.sources) > 1:
@@ -323,7 +318,8 @@ def shape_of(config: PipelineConfig) -> dict[str, Any]:
 
     A key (of dedup, of join) is a list of fields, or None without that stage. For dedup the shape also holds how each key field is read,
     which decides its hash, and what the window is measured on. The window itself may change. For a join it holds what its stores hold: the
-    keys and the fields of each side, how each is read, and the windows, by which records were left out of the stores; a dedup's, too.
+    keys and the fields of each side, how each is read, and the windows, by which records were left out of the stores; a dedup's, too. By
+    event time it also holds what the watermark is made of.
     """
     sides = (config.join.left_source, config.join.right_source) if config.join and joins(config) else ()
     join_keys = {side.source_id: list(side.key) for side in sides if side}
@@ -366,6 +362,9 @@ def _join_shape(config: PipelineConfig, source: KafkaSource, dedup: DedupConfig 
     return {
         "join_key_fields": [fields[name] for name in side.key],
         "join_window": format_duration(side.time_window),
+        # What decides which records have met, and which were late.
+        **({"join_time_field": {"name": side.time_field, **fields[side.time_field]}} if side.time_field else {}),
+        **({"join_lateness": format_duration(config.join.allowed_lateness)} if side.time_field else {}),
         # By it, too, records were left out of the stores of the join.
         **({"dedup_window": format_duration(dedup.time_window)} if dedup else {}),
         "join_fields": {one.joined_name: {"field": one.name, **fields[one.name]} for one in taken},

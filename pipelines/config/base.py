@@ -45,7 +45,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_by_name=True, validate_by_alias=True)
 
     not_supported: ClassVar[dict[str, str]] = {}
-    """Fields of GlassFlow's format that Tallyflow refuses, with the reason."""
+    """Fields of GlassFlow's format, or of Tallyflow elsewhere, that are refused here, with the reason."""
 
     unshown: ClassVar[frozenset[str]] = frozenset()
     """Fields other than `Secret` ones whose value no message may show."""

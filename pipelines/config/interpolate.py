@@ -118,6 +118,11 @@ def names_in(text: str) -> list[str]:
     return [match[1] for match in _REFERENCE.finditer(text) if match[1] is not None]
 
 
+def required_names_in(text: str) -> list[str]:
+    """Return those of `names_in` that have no default there."""
+    return [match[1] for match in _REFERENCE.finditer(text) if match[1] is not None and match[2] is None]
+
+
 def _is_text(value: str) -> bool:
     """Return False for what Python makes of bytes that are not UTF-8."""
     try:

@@ -27,12 +27,14 @@ MAX_FAULTS = 100
 """In a file that is not a pipeline file, every line may be a fault."""
 
 
-def load(path: Path, environment: Mapping[str, str] = os.environ, *, offline: bool = False) -> PipelineConfig:
+def load(path: Path, environment: Mapping[str, str] = os.environ, *, offline: bool = False, text: str | None = None) -> PipelineConfig:
     """Load the pipeline that the file at `path` (YAML or JSON, UTF-8) describes; `offline` as in `parse`.
+
+    `text`: what the file held earlier, in place of what it holds; other files are looked for beside it all the same.
 
     Raises ConfigurationError with every fault of the file; nothing was started, and the caller shows the faults.
     """
-    config = parse(read_text(path), name=str(path), environment=environment, offline=offline)
+    config = parse(read_text(path) if text is None else text, name=str(path), environment=environment, offline=offline)
     for transform in config.transforms:
         transform.config.locate(path.parent.resolve())
     for table in config.tables.values():

@@ -147,7 +147,11 @@ class NatsTls(Model):
 class NatsConnection(Model):
     """How to reach NATS and log in: with a credentials file, a user name and password, a token, or nothing."""
 
-    url: str = ours(DEFAULT_NATS_URL, "Server, or several separated by commas. Default: the environment variable NATS_URL, else this.")
+    url: str = ours(
+        DEFAULT_NATS_URL,
+        "Server, or several separated by commas. Default: the environment variable NATS_URL; without `nats`, the local server that `run` "
+        "starts; else this.",
+    )
     credentials_file: Text | None = ours(None, "Path of a `.creds` file (JWT and nkey).")
     username: Text | None = ours(None, "User name.")
     password: Secret | None = ours(None, "Password of the user.")
@@ -353,6 +357,8 @@ class PipelineConfig(Model):
 
     def model_post_init(self, _: Any) -> None:
         first = self.all_sinks[0] if self.all_sinks else None
+        for sink in self.all_sinks:
+            sink.attach(self.pipeline_id)
         for table in self.tables.values():
             table.attach({first.type: first.connection_params} if first is not None else {})
         for transform in self.transforms:

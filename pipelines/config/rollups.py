@@ -67,7 +67,7 @@ class Unique(Model):
 
 
 class Quantile(Model):
-    """A quantile of a column of numbers, within 1 % of its value; of values between -1 and 1 within 3.1 %."""
+    """A quantile of a column of numbers, within 1 % of its value."""
 
     column: Identifier = ours(..., "Column of the mapping: an integer of up to 64 bits, a float or a Decimal.")
     q: Annotated[float, Field(gt=0, lt=1), BeforeValidator(no_flag)] = ours(..., "Which one: 0.5 is the median.")

@@ -171,6 +171,11 @@ def _join_sources(config: Any) -> Faults:
     named: list[tuple[Location, str, str, tuple[str, ...]]] = [
         (("join", name), "key", side.source_id, side.key) for name, side in sides if side
     ]
+    named += [
+        (("join", name), "time_field", side.source_id, (side.time_field,))
+        for name, side in sides
+        if side and side.time_field and config.join.time == "event"
+    ]
     outputs = enumerate(config.join.output_fields)
     named += [(("join", "output_fields", index), "name", field.source_id, (field.name,)) for index, field in outputs]
     for location, attribute, source_id, fields in named:
@@ -195,7 +200,7 @@ def _key_types(config: Any) -> Faults:
 
 def _key_kind(kind: str) -> str:
     source = SOURCE_TYPES[kind]
-    return "integer" if source.is_integer else "float" if source.is_float else str(source.arrow)
+    return "JSON" if kind == "any" else "integer" if source.is_integer else "float" if source.is_float else str(source.arrow)
 
 
 def _sinks(config: Any) -> Faults:

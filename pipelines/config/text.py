@@ -29,6 +29,7 @@ _CONSTRUCTOR = yaml.constructor.SafeConstructor()
 _UNANCHORED = "starts with *, which YAML reads as an alias, and its anchor does not come before it; put text in quotes"
 # Neither a tag nor an anchor is shown: a password that is not in quotes may begin like one.
 _TAGGED = "has a tag, which no pipeline file may have; put text that starts with ! in quotes"
+_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _SURROGATE = re.compile(r"\\ud[89a-f][0-9a-f]{2}", re.IGNORECASE)
 _HALF_A_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -51,6 +52,11 @@ def path_text(location: Location) -> str:
     """
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in location)
     return text.removeprefix(".")
+
+
+def location_of(path: str) -> Location:
+    """Return the location that `path_text` has formatted; of a name with a dot or a bracket only a part that may be no location."""
+    return tuple(int(index) if index else name for index, name in _PART.findall(path))
 
 
 def _shown(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipelines.config.faults import hidden_names
-from pipelines.config.interpolate import names_in
+from pipelines.config.interpolate import names_in, required_names_in
 from pipelines.config.text import read_tree
 
 
@@ -22,6 +22,31 @@ def open_variables(text: str, environment: Mapping[str, str]) -> dict[str, str]:
     references = [*_references(tree, is_hidden=False)]
     secret = {name for name, is_hidden in references if is_hidden}
     return {name: environment.get(name, "") for name, _ in sorted(references) if name not in secret}
+
+
+def unset_variables(text: str, environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the variables that the fields of a file refer to without a default, and that are not set."""
+    if environment.keys() >= {*required_names_in(text)}:
+        return frozenset()
+    tree, _ = read_tree(text, "the pipeline file")
+    return frozenset(name for part in _texts(tree) for name in required_names_in(part) if name not in environment)
+
+
+def names_no_nats(text: str) -> bool:
+    """Return whether a file says nothing of its NATS server: neither the address nor how to log in."""
+    tree, _ = read_tree(text, "the pipeline file")
+    return isinstance(tree, dict) and not tree.get("nats")
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Yield every text of a tree."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
+    elif isinstance(tree, str):
+        yield tree
 
 
 def _references(tree: Any, is_hidden: bool) -> Iterator[tuple[str, bool]]:

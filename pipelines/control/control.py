@@ -35,6 +35,7 @@ DESIRED_FILE = "desired.json"
 LAUNCHED_FILE = "launched.json"
 _LOCK_FILE = "control.lock"
 _HALTED_FILE = "halted-{}.json"
+_ANSWER_WITHIN = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,16 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "streams": {role: facts for snapshot in snapshots for role, facts in snapshot["streams"].items()},
         "purge_failure": "; ".join(snapshot["purge_failure"] for snapshot in snapshots if snapshot["purge_failure"]),
     }
+
+
+def ask_all(directory: Path) -> dict[str, Any] | None:
+    """Return the status of all runners of a pipeline together; None without one. Raise HaltError for a runner that does not answer."""
+    runners = find_runners(directory)
+    answers = [answer for runner in runners if (answer := ask(runner, _ANSWER_WITHIN)) is not None]
+    if len(answers) < len(find_runners(directory)):
+        seconds = _ANSWER_WITHIN.total_seconds()
+        raise HaltError(f"asking the runner of {directory.name}: no answer within {seconds:.0f} s; ask again, or stop and start it")
+    return together(answers) if answers else None
 
 
 def processes(directory: Path, legs: Collection[str] | None = None) -> list[ProcessIdentity]:

@@ -1,9 +1,10 @@
 """The dead-letter stream of one pipeline, as commands read it: by cause, as a list, and one by one. Read only."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
+from pipelines.dead_letters.field_values import value_of
 from pipelines.dead_letters.reasons import reason_of
 from pipelines.dead_letters.redrive import taken
 from pipelines.dead_letters.triage import Group, Selection, dead_letters_at, groups, listed
@@ -45,6 +47,7 @@ class DeadLetters:
     def __init__(self, config: PipelineConfig, directory: Path | None = None) -> None:
         """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._names, self._max_attempts = Names(config.pipeline_id), config.dead_letters.max_attempts
+        self._fields = {entry.column_name: entry.name for seen in config.by_sink for entry in seen.sink.mapping}
         self._log = JetStream(config.nats)
         self._snapshots = Snapshots(self._names.state_storage(directory or self._names.directory(default_home()), config.state_uri))
 
@@ -65,6 +68,10 @@ class DeadLetters:
     def at(self, position: Position, progress: Progress = no_progress) -> pa.Table:
         """Return the dead letters of a record, one for each sink that refused it, with the copies that dedup dropped in favor of it."""
         return dead_letters_at(self._with_copies(Selection(positions=frozenset({position})), progress), position)
+
+    def value_at(self, dead_letter: Mapping[str, Any]) -> str | None:
+        """Return the value of the field that a dead letter names; see `field_values.value_of`."""
+        return value_of(dead_letter, self._fields)
 
     def reason(self, dead_letter: pa.Table) -> str:
         """Return DuckDB's reason for the dead letter of an expression, or why it is not known; empty for others."""

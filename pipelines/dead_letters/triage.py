@@ -38,9 +38,9 @@ REMEDIES = {
     "row_too_large": "map fewer or shorter fields, or let the producer send less",
     "null_key": "correct `key` of the dedup or of the join, or let the producer fill the field",
     "unmatched": "no right record came within the windows: widen them, or reprocess the dead letters once it is there",
-    "ahead": "see to the producer's clock, or to the unit of the time field; raise `max_ahead` of the dedup if such times are right",
-    "null_time": "correct `time_field` of the dedup, or let the producer fill the field",
-    "invalid_time": "correct `time_field` of the dedup, or the producer",
+    "ahead": "see to the producer's clock, or to the unit of the time field; raise `max_ahead` if such times are right",
+    "null_time": "correct `time_field`, or let the producer fill the field",
+    "invalid_time": "correct `time_field`, or the producer",
     "refused": "read the message: a constraint or an expression of the table refuses the row; mend the table, or the producer",
     "abandoned": "given up by `tallyflow plan abandon`: let them enter again under the file of now, or discard them",
     "internal_error": "a fault of ours, at this record alone: report it with the record; `dlq reprocess` under the release that mends it",
@@ -51,7 +51,7 @@ REMEDIES = {
     "python_timeout": "make the function faster on such a record, or raise its `timeout`; it may also wait for something outside",
     "python_died": "the function ends its process on this record: look at its native libraries, and at the memory it takes",
     "lookup_missing": "add the row to the table and reprocess, or set `missing` of the look-up to `null` or `drop`",
-    "late": "raise `allowed_lateness` of the dedup, or see to the producer's delay",
+    "late": "raise `allowed_lateness`, or see to the producer's delay",
 }
 """The most likely remedy for the cause of a code."""
 

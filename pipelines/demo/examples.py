@@ -1,4 +1,4 @@
-"""The examples of a checkout: a directory each, with a pipeline file, its cases, and `events.py`.
+"""The examples, of a checkout or as they were installed: a directory each, with a pipeline file, its cases, and `events.py`.
 
 `events.py` makes the records of the example, and says what must become of them.
 """
@@ -15,9 +15,9 @@ from pipelines.demo.events import Events, Generator
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.steps.join import KEPT
 from pipelines.protocol.outcomes import WAITING
+from pipelines.shipped import shipped
 
-DIRECTORY = Path(__file__).resolve().parents[2] / "examples"
-
+DIRECTORY = shipped("examples")
 
 WindowFigures = dict[tuple[str, tuple[str, ...]], dict[str, Any]]
 """What the dashboard must show, by window and group: figures as exact digits, and the items of tops."""
@@ -92,7 +92,7 @@ def example_file(name: str) -> Path:
     """Return the pipeline file of an example. Raise ConfigurationError if there is none."""
     found = {path.parent.name: path for path in DIRECTORY.glob("*/pipeline.yaml") if path.with_name("events.py").exists()}
     if not found:
-        raise ConfigurationError("examples", [Fault("", f"{DIRECTORY} has none: they are only in a checkout of the repository")])
+        raise ConfigurationError("examples", [Fault("", f"{DIRECTORY} has none; install the wheel again, or work in a checkout")])
     if name not in found:
         raise ConfigurationError("examples", [Fault("", f"no example {name!r}; there are {', '.join(sorted(found))}")])
     return found[name]

@@ -27,6 +27,8 @@ LINGER_SECONDS = 0.1
 """Interval between the batches of a trickling source: a batch has fixed costs in every leg, however few its rows are."""
 FEW_OFFSETS = 20_000
 """A batch of fewer offsets is followed by a pause of LINGER_SECONDS."""
+Looked = Callable[[Offset, Offset, frozenset[int]], None]
+"""Takes what a look at a source has told: the offsets that were read, the ends, and the partitions of which no end is known."""
 _LOOK_EVERY_SECONDS = 5.0
 _AHEAD_SECONDS = 0.5
 """Limit of a wait for a first record; a stop waits for it."""
@@ -101,8 +103,15 @@ class SourceInput(Input):
 
     limit = MAX_OFFSETS_PER_BATCH
 
-    def __init__(self, source: Source, until: Mapping[int, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: Source,
+        until: Mapping[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        looked: Looked = lambda start, ends, unknown: None,
+    ) -> None:
         super().__init__()
+        self._looked = looked
         self._source, self._until, self._clock = source, until, clock
         self._partitions: tuple[int, ...] = ()
         self._silent: set[int] = set()
@@ -128,6 +137,7 @@ class SourceInput(Input):
         if ends is None:
             ends = self._ends(start)
             self.is_divided &= any(end > start.get(part, 0) for part, end in ends.items())
+        self._looked(start, ends, frozenset(self._silent))
         if self._until is None:
             return ends
         return {part: min(end, self._until[int(part)]) for part, end in ends.items() if int(part) in self._until}

@@ -74,6 +74,11 @@ def is_cluster(master: str | None) -> bool:
     return master is not None and not re.fullmatch(r"local(\[[^]]*\])?", master)
 
 
+def is_on_this_host(master: str) -> bool:
+    """Return whether all executors of a master are on this host: loopback is then the same for all of them."""
+    return master.startswith("local-cluster[") or _listens_on_loopback(master)
+
+
 def check_answers(master: str | None, seconds: float = 3.0) -> None:
     """Raise RetryableError if a standalone master cannot be reached; Spark itself would try for a minute, and say nothing."""
     addresses = re.fullmatch(r"spark://(.+)", master or "")

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
+from pipelines.config.fields import joins
 from pipelines.connectors.sources import Source, Words
 from pipelines.engine.connections import Connections
-from pipelines.engine.inputs import Offset, SourceInput, admit
+from pipelines.engine.inputs import Looked, Offset, SourceInput, admit
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, ReplanError, Tenure
 from pipelines.errors import DataLossError, RetryableError
+from pipelines.ingest.idle import IdlePartitions
 from pipelines.ingest.narrowing import narrowed, rest_behind, rest_to_plan
 from pipelines.ingest.ranges import FLUSH_BYTES, IngestItem, headers_of, ingest_divided, place_of
 from pipelines.ingest.writer import identity_of, last_offset
@@ -16,6 +18,7 @@ from pipelines.protocol.bodies import IngestDone, IngestPlan, RawTail
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.records import RAW_SCHEMA
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
+from pipelines.protocol.ticks import Idle, append_tick
 
 _LEADER_ANSWERS_WITHIN_SECONDS = 3.0
 
@@ -89,10 +92,17 @@ class IngestLeg(Leg[IngestPlan, IngestDone]):
         self._flush_bytes = flush_bytes
         targets = connections.run.targets
         until = None if targets is None else {int(p): end for p, end in targets[self.source_id].items()}
-        self._input = SourceInput(self._source, until, means.clock)
+        self._input = SourceInput(self._source, until, means.clock, self._looked(means.clock))
 
     def open_input(self) -> SourceInput:
         return self._input
+
+    def _looked(self, clock: Callable[[], float]) -> Looked:
+        """Return what is told of each look at the source: by event time it marks the partitions from which nothing comes."""
+        join, log, names = self.connections.config.join, self.connections.log, self.connections.names
+        if join is None or not joins(self.connections.config) or join.time != "event":
+            return lambda start, ends, unknown: None
+        return IdlePartitions(join.idle_after, lambda due: append_tick(log, names, Idle(self.source_id, due)), clock).look
 
     @property
     def source_id(self) -> str:

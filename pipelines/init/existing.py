@@ -1,5 +1,6 @@
 """The columns of a table that exists: which field fills which, as the type that the table has."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -51,23 +52,30 @@ def _as_type(chooser: Chooser, column: Column, kind: str, has_default: bool) -> 
         target = value_type(kind)
     except ValueError as error:
         return replace(column, type="", notes=(f"its column is {kind}: {error}",))
-    if column.facts.null_share and not (target.nullable or has_default):
+    if column.facts.null_share and not (target.takes_null or has_default):
         column = replace(
             column, notes=(f"null in {column.facts.null_share:.1%} of the sample, and the column takes no null: dead letters",)
         )
     for source, extracted in _ways(column):
         if source and target.name in targets_of(source):
-            values = [as_text(value) for value in column.facts.values] if source in ("string", "array", "object") else column.facts.values
+            values = _given(column, source)
             if (notation := _notation(chooser, column, target, values, kind)) is not None:
                 return replace(column, source=source, type=kind, notation=notation, extracted=extracted)
     return replace(column, type="", notes=(f"its values do not fit {kind}, the type of the column",))
 
 
 def _ways(column: Column) -> list[tuple[str, str]]:
-    """Return how the field can be read: as its own type, or as text from the whole value."""
+    """Return how the field can be read: as its own type, as text from the whole value, or as any JSON value."""
     own = (column.source, column.extracted)
     path = "" if column.extracted or column.source in ("string", "array", "object") else json_path(column.facts.path)
-    return [own, *([("string", path)] if path else [])]
+    return [own, *([("string", path)] if path else []), *([("any", "")] if column.facts.is_readable else [])]
+
+
+def _given(column: Column, source: str) -> Sequence[object]:
+    """Return the sampled values as a field of the type `source` gives them to the mapping."""
+    if source == "any":
+        return [json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in column.facts.values]
+    return [as_text(value) for value in column.facts.values] if source in ("string", "array", "object") else column.facts.values
 
 
 def _notation(chooser: Chooser, column: Column, target: ColumnType, values: Sequence[object], kind: str) -> str | None:

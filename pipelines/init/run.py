@@ -1,5 +1,6 @@
 """From a sample to a draft: the text of the pipeline file, checked as `validate`, `lint` and `preview` check it, and the table."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,13 @@ def config_of(place: Place, reads_topic: bool) -> PipelineConfig:
     """
     environment = {"NATS_URL": "nats://unset.invalid:4222", **os.environ}
     return parse(_skeleton(place), name="the options of init", environment=environment, offline=not reads_topic)
+
+
+def addresses_of(place: Place, reads_topic: bool, asks_table: bool) -> str:
+    """Return a text that refers to the servers of this place that are connected to, as the file will; to no NATS."""
+    kafka = {"sources": [{"connection_params": dict(place.kafka)}]} if reads_topic else {}
+    clickhouse = {"sink": {"connection_params": dict(place.clickhouse)}} if asks_table else {}
+    return json.dumps({**kafka, **clickhouse, "nats": {"url": "asked for nothing"}})
 
 
 def _skeleton(place: Place) -> str:

@@ -78,20 +78,32 @@ class WaitingStore(KeyedStore):
     def __init__(self, storage: Storage, fields: pa.Schema, is_consumed: IsConsumed) -> None:
         """Open the store of a directory. `is_consumed`: which entries a merge may leave out, as of the listed segments."""
         super().__init__(storage, fields)
-        self._is_consumed = is_consumed
+        self.is_consumed = is_consumed
 
     def waiting_runs(self) -> Iterator[WaitingRun]:
         """Yield the live segments, oldest first."""
         return (run for run in self.opened() if isinstance(run, WaitingRun))
+
+    def is_live(self, entries: Entries, expired: int) -> Mask:
+        """Return which entries of this store have not expired and still wait."""
+        is_open: Mask = entries.time > expired
+        return is_open & ~self.is_consumed(entries)
 
     def merged(self, parts: Sequence[Entries], expired: int, has_older: bool) -> Entries:
         """Append the parts, without the expired and the consumed entries."""
         rests = [part.take(slice(int(np.searchsorted(part.time, expired, side="right")), None)) for part in parts]
         together = Entries(*(np.concatenate(columns) for columns in zip(*(rest.columns() for rest in rests), strict=True)))
         payloads = [rest.payload for rest in rests if rest.payload is not None]
-        is_consumed = self._is_consumed(together)
+        is_consumed = self.is_consumed(together)
         kept = [payload.filter(pa.array(~own)) for payload, own in zip(payloads, _split(is_consumed, payloads), strict=True)]
         return replace(together.take(~is_consumed), payload=_appended(kept))
+
+
+def in_position_order(parts: Sequence[Entries]) -> Entries:
+    """Return the entries of several stores, at least one, as one store keeps them."""
+    together = Entries(*(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)))
+    payload = _appended([part.payload for part in parts if part.payload is not None])
+    return replace(together, payload=payload).take(np.lexsort((together.ordinal, together.sequence)))
 
 
 def _split(mask: Mask, payloads: Sequence[pa.RecordBatch]) -> list[Mask]:

@@ -28,8 +28,8 @@ def unread(config: PipelineConfig) -> Iterator[Field]:
         found.made += declared
         present = found.through(path_of(config, source), {field.name: field for field in declared})
         if config.join is not None and joins(config):
-            keys = [side.key for side in (config.join.left_source, config.join.right_source) if side and side.source_id == source.source_id]
-            found.read |= {present[name] for key in keys for name in key}
+            sides = [one for one in (config.join.left_source, config.join.right_source) if one and one.source_id == source.source_id]
+            found.read |= {present[name] for side in sides for name in (*side.key, *([side.time_field] if side.time_field else []))}
             taken = [one for one in config.join.output_fields if one.source_id == source.source_id]
             joined |= {one.joined_name: present[one.name] for one in taken}
         else:

@@ -1,8 +1,11 @@
-"""Compaction of the dedup store: all live segments of each bucket become one, without the keys whose window has ended.
+"""Compaction of the key stores: all live segments of each bucket become one, without the entries whose window has ended.
 
-No bucket needs another: their work is done here, one after the other, or as Spark tasks. Beside a running process leg the new segments are
-offered on the ledger, and the leg lists them with its next batch if their inputs are still listed. Without a running leg, compaction takes
-the leg's lease and lists them itself. A compaction that is killed leaves files that no `done` lists.
+Of a join's left records those that a right one has released go, too. No bucket needs another: their work is done here, one after the
+other, or as Spark tasks. Beside a running process leg the new segments are offered on the ledger, and the leg lists them with its next
+batch if their inputs are still listed. Without a running leg, compaction takes the leg's lease and lists them itself. A compaction that is
+killed leaves files that no `done` lists.
+
+The stores of a bucket may be listed one without the other: a right record goes when the left ones that it has released have expired.
 """
 
 import os
@@ -13,21 +16,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 from pydantic import AwareDatetime
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import ItemT, ReportT, Work, run_here
-from pipelines.errors import FencedError, InvariantError
-from pipelines.key_store.segment_file import BLOCK_ROWS
-from pipelines.key_store.segments import Run, RunFacts
+from pipelines.errors import FencedError
+from pipelines.key_store.segments import RunFacts
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
-from pipelines.process.buckets import dedup_store, listed, live_runs
+from pipelines.maintenance.kept_entries import check_kept
+from pipelines.maintenance.stores import beside, expired_us, opened_store
+from pipelines.process.buckets import listed
+from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan, ProcessState
-from pipelines.protocol.codec import Count, Form, Long, to_text
+from pipelines.protocol.codec import Count, Form, Long, StorePlace, Text, Version, to_text
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE, reach
 from pipelines.protocol.ledger import Chain
+from pipelines.protocol.naming import listed_as
 from pipelines.protocol.records import instant
 from pipelines.protocol.run_lists import Listing, Lists, Offer, Offers, RunLists, digest_of_names
 
@@ -53,12 +58,15 @@ class Extent(Form):
 
 @dataclass(frozen=True)
 class Compacted:
-    """One bucket before and after. `live_keys`: distinct keys whose window is open; each was looked up in the new segment and found.
+    """One bucket of a store before and after. `live_keys`: the entries whose window is open, a key once; of left records those that wait.
+
+    Each was looked up in the new segment and found, with the fields that are stored beside it.
 
     `outcome`: unchanged, listed (by the compaction or the running leg), offered (the leg lists it with its next batch), or overtaken (the
     leg merged the segments meanwhile: nothing was lost, nothing gained).
     """
 
+    store: str
     bucket: int
     before: Extent
     after: Extent
@@ -67,19 +75,25 @@ class Compacted:
 
 
 @dataclass(frozen=True)
-class BucketRuns(Form):
-    """The live segments of a bucket, to be merged without `expired` entries, as of the range that ends at `to`."""
+class StoreRuns(Form):
+    """A bucket of a store: the live segments to read for it, those to be merged among them, as of the range that ends at `to`.
 
+    Entries of time `expired` or earlier have expired. `config`: the version whose steps keep the store.
+    """
+
+    store: Text
     bucket: Count
-    runs: Listing
+    runs: dict[StorePlace, Listing]
     expired: Long
     to: Count
+    config: Version
 
 
 @dataclass(frozen=True)
 class MergedRuns(Form):
-    """A bucket's segments before and after, and the number of its live keys, each of which was found in the new segments."""
+    """A store's bucket, its segments before and after, and the number of its live keys, each of which was found in the new segments."""
 
+    store: Text
     bucket: Count
     inputs: Listing
     output: Listing
@@ -88,17 +102,21 @@ class MergedRuns(Form):
     live_keys: Count
 
     @property
+    def place(self) -> str:
+        return listed_as(self.store, self.bucket)
+
+    @property
     def is_changed(self) -> bool:
         return self.output != self.inputs
 
     def compacted(self, outcome: str) -> Compacted:
-        return Compacted(self.bucket, self.before, self.after, self.live_keys, outcome)
+        return Compacted(self.store, self.bucket, self.before, self.after, self.live_keys, outcome)
 
 
 def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: Share | None = None) -> list[Compacted]:
-    """Compact every bucket; return one report per bucket. Safe to kill, and to repeat. Without `share` it runs in this process.
+    """Compact every store, bucket by bucket; return a report for each. Safe to kill, and to repeat. Without `share` it runs here.
 
-    Raise HaltError before the first record, StateDamagedError for a damaged segment, InvariantError if a live key is missing in the new
+    Raise HaltError before the first record, StateDamagedError for a damaged segment, InvariantError if a live entry is missing in the new
     segment (then nothing was listed).
     """
     os.environ.setdefault(RUNNER_PID_VARIABLE, str(os.getpid()))
@@ -117,13 +135,13 @@ def _listed(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: Proc
     reach("compact.after-runs")
     changed = [one for one in merged if one.is_changed]
     if changed:
-        done, runs = state.last(found), {str(one.bucket): one.output for one in changed}
+        done, runs = state.last(found), {one.place: one.output for one in changed}
         lists = RunLists(state.connections.log, state.names)
         for one in changed:
-            state.check_written(one.bucket, one.output)
+            state.check_written(one.place, one.output)
         chain.restate(replace(done, runs=lists.write(done.runs, {**lists.of(done.runs), **runs})))
         for one in changed:
-            _delete(state, one.bucket, one.inputs, kept=one.output)
+            _delete(state, one.place, one.inputs, kept=one.output)
     return [one.compacted("listed" if one.is_changed else "unchanged") for one in merged]
 
 
@@ -131,7 +149,7 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     """Offer the new segments to the running leg, which lists them if their inputs are still listed when its next batch ends."""
     merged = state.settled(lambda found: _merge_all(state, found, share))
     reach("compact.after-runs")
-    offers = {str(one.bucket): Offer(len(one.inputs), digest_of_names(one.inputs), one.output) for one in merged if one.is_changed}
+    offers = {one.place: Offer(len(one.inputs), digest_of_names(one.inputs), one.output) for one in merged if one.is_changed}
     if not offers:
         return [one.compacted("unchanged") for one in merged]
     log, subject = state.connections.log, state.names.compaction()
@@ -149,7 +167,7 @@ def _outcomes(runs: Lists, merged: list[MergedRuns]) -> list[str]:
     def outcome(one: MergedRuns) -> str:
         if not one.is_changed:
             return "unchanged"
-        names = _names(runs.get(str(one.bucket), []))
+        names = _names(runs.get(one.place, []))
         if one.output and _names(one.output) <= names:
             return "listed"
         return "offered" if _names(one.inputs) <= names else "listed" if not one.output else "overtaken"
@@ -163,54 +181,39 @@ def _names(runs: Listing) -> set[str]:
 
 def _summary(state: KeyState, one: MergedRuns, outcome: str) -> Compacted:
     if outcome == "overtaken":
-        _delete(state, one.bucket, one.output, kept=one.inputs)
+        _delete(state, one.place, one.output, kept=one.inputs)
     return one.compacted(outcome)
 
 
-def _delete(state: KeyState, bucket: int, runs: Listing, kept: Listing) -> None:
+def _delete(state: KeyState, place: str, runs: Listing, kept: Listing) -> None:
     for name in _names(runs) - _names(kept):
-        dedup_store(state.connections, bucket).storage.delete(name)
+        state.connections.segments(place).delete(name)
 
 
 def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
-    done, lists = state.last(found), state.lists(found)
-    expired = state.stage_config(found).dedup.expired_us(done)
-    items = [BucketRuns(bucket, lists.get(str(bucket), []), expired, done.to) for bucket in range(done.buckets)]
+    done, lists, config = state.last(found), state.lists(found), state.stage_config(found)
+    items = []
+    for store in config.stores:
+        expired = expired_us(config, store, done)
+        for bucket in range(done.buckets):
+            places = [listed_as(one, bucket) for one in beside(store)]
+            items.append(StoreRuns(store, bucket, {place: lists.get(place, []) for place in places}, expired, done.to, done.config))
     return share(MERGE, items)
 
 
-def _merge(connections: Connections, item: BucketRuns) -> MergedRuns:
-    """Merge one bucket into its new segment, and prove that no live key was lost."""
-    store = dedup_store(connections, item.bucket)
-    store.open(live_runs({str(item.bucket): item.runs}, str(item.bucket)))
+def _merge(connections: Connections, item: StoreRuns) -> MergedRuns:
+    """Merge one bucket of a store into its new segment, and prove that no live entry was lost."""
+    store = opened_store(connections, config_of(connections, item.config), item.store, item.bucket, item.runs)
     before = tuple(store.live)
     after = tuple(store.compact(item.expired, item.to))
-    live_keys = _prove(store, after, item.expired)
-    return MergedRuns(item.bucket, listed(before), listed(after), _extent(store, before), _extent(store, after), live_keys)
+    live_keys = check_kept(store, after, item.expired)
+    return MergedRuns(item.store, item.bucket, listed(before), listed(after), _extent(store, before), _extent(store, after), live_keys)
 
 
-MERGE = Work(_merge, BucketRuns, MergedRuns)
+MERGE = Work(_merge, StoreRuns, MergedRuns)
 
 
-def _prove(store: KeyedStore, after: tuple[RunFacts, ...], expired: int) -> int:
-    """Look up every key of the live segments in the new ones, where a live key must give the same answer; return the number of live keys.
-
-    Raise InvariantError for a missing key.
-    """
-    new = KeyedStore(store.storage)
-    new.open(after)
-    for facts, entries in zip(store.live, store.checked(), strict=True):
-        for start in range(0, len(entries), BLOCK_ROWS):
-            part = entries.take(np.arange(start, min(start + BLOCK_ROWS, len(entries))))
-            known, found = store.find(part.hi, part.lo), new.find(part.hi, part.lo)
-            is_same = found.is_found & (found.sequence == known.sequence) & (found.ordinal == known.ordinal)
-            if (~is_same & (known.time > expired)).any():
-                raise InvariantError(
-                    f"compacting {store.storage.path}: a live key of {facts.name} is not in the new run; nothing was listed"
-                )
-    return sum(int((entries.time > expired).sum()) for entries in new.checked())
-
-
-def _extent(store: KeyedStore, runs: tuple[RunFacts, ...]) -> Extent:
-    oldest = min((instant(int(Run.open(store.storage, facts).entries.time.min())) for facts in runs), default=None)
-    return Extent(sum(facts.rows for facts in runs), sum(store.storage.size(facts.name) for facts in runs), len(runs), oldest)
+def _extent(store: KeyedStore, facts: tuple[RunFacts, ...]) -> Extent:
+    runs = [store.kind.open(store.storage, one, fields=store.fields) for one in facts]
+    oldest = min((instant(int(run.entries.time.min())) for run in runs), default=None)
+    return Extent(sum(one.rows for one in facts), sum(store.storage.size(one.name) for one in facts), len(facts), oldest)

@@ -21,7 +21,9 @@ class Deletion:
         self._config, self._directory = config, directory
         self._names = Names(config.pipeline_id)
         self._state_storage = self._names.state_storage(directory, config.state_uri)
-        self._dropped = [seen.sink for seen in config.by_table if seen.sink.create_table and not keep_table]
+        self._dropped = [
+            seen.sink for seen in config.by_table if seen.sink.create_table and not seen.sink.names_pipeline and not keep_table
+        ]
         self._without_rollups = [seen.sink for seen in config.by_sink if rollups_of(seen) and seen.sink.create_rollups and not keep_table]
 
     def lines(self) -> list[str]:

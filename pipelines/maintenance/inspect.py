@@ -20,7 +20,7 @@ from pipelines.config.fields import joins
 from pipelines.counts import count_of
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
-from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, NotSupportedError, StateDamagedError
+from pipelines.errors import ConfigurationError, DataLossError, Fault, HaltError, StateDamagedError
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.replay import Start, replayed, start_at
 from pipelines.process.buckets import dedup_store, live_runs
@@ -46,8 +46,8 @@ from pipelines.types.instants import parse_instants
 from pipelines.types.vectors import one_chunk
 
 T = TypeVar("T")
-Needs = Literal["dedup", "keys", "nothing"]
-"""What a command needs of a pipeline: the keys of dedup alone, any key store, or none."""
+Needs = Literal["keys", "nothing"]
+"""What a command needs of a pipeline: a key store, or none."""
 SHOWN_DUPLICATES = 10
 _MICROSECONDS = parse_type("DateTime64(6)")
 
@@ -111,7 +111,7 @@ class KeyHistory:
 class KeyState:
     """The key stores of one pipeline on this host."""
 
-    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs: Needs = "dedup") -> None:
+    def __init__(self, config: PipelineConfig, config_text: str, home: Path, needs: Needs = "keys") -> None:
         """Create without connecting. Raise HaltError if the pipeline lacks what the caller `needs`."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
@@ -119,10 +119,6 @@ class KeyState:
         run = RunSpec.beside(config_text, config, storage)
         self.connections = Connections(run, keep_partitions=False, config=config)
         self._lists = RunLists(self.connections.log, self.names)
-        if needs == "dedup" and joins(config):
-            raise NotSupportedError(
-                f"looking into the key stores of {config.pipeline_id}: this command does not know those of a join yet, and changed nothing"
-            )
         if needs != "nothing" and not joins(config) and not any(transform.type == "dedup" for transform in config.transforms):
             raise HaltError(f"looking into the key store of {config.pipeline_id}: the pipeline has no dedup and no join, so there is none")
 
@@ -181,9 +177,9 @@ class KeyState:
         """Return the live segments by bucket. Raise DataLossError if a page of the ledger is missing."""
         return self._lists.of(state.done.body.runs if state.done else None)
 
-    def check_written(self, bucket: int, runs: Listing) -> None:
+    def check_written(self, place: str, runs: Listing) -> None:
         """Raise HaltError for a new segment that a task has written and this process does not find; it must not be listed."""
-        storage = dedup_store(self.connections, bucket).storage
+        storage = self.connections.segments(place)
         for name, *_ in runs:
             if not storage.size(name):
                 raise HaltError(

@@ -1,6 +1,6 @@
 """The stores of a join, and the history of one join key, for operators. Reads only; may be used beside the running pipeline.
 
-The history is played again from raw, for the records of the one key, by the meaning of a join (docs/joins.md): record after record.
+The history is played again from raw, for the records of the one key (`join_history`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,31 +10,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
-from pipelines.maintenance.inspect import KeyState, Seen, hashed_key
-from pipelines.maintenance.replay import Start, snapshots_of_plans
+from pipelines.maintenance.inspect import KeyState, hashed_key
+from pipelines.maintenance.join_history import ByArrival, ByTime, History, JoinRecord
+from pipelines.maintenance.replay import Start, process_entries, snapshots_of_plans
 from pipelines.process.arrivals import Arrived, arrivals, steps
 from pipelines.process.buckets import live_runs
-from pipelines.process.dedup import KEY_COLUMNS, Deduplicated
+from pipelines.process.dedup import Deduplicated
+from pipelines.process.join.sides import before
 from pipelines.process.program import Program
 from pipelines.process.run import run
 from pipelines.process.side_copies import copies_found_by
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.steps.join import IS_RIGHT_COLUMN
 from pipelines.progress import Progress, no_progress
-from pipelines.protocol.bodies import ProcessDone, ProcessState
+from pipelines.protocol.bodies import NEVER, ProcessDone, ProcessState
 from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES, bucket_of_key, listed_as
-from pipelines.protocol.positions import Position, position_keys
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
 
-JOINED, UNMATCHED, WAITS, COPY, NEWEST, REPLACED = "joined", "unmatched", "waits", "copy", "newest", "replaced"
-"""What became of a record of a join key: of a left one the first four, of a right one the last three."""
 WHAT = {
     RIGHT_STORE: "right records",
     LEFT_STORE: "left records",
@@ -55,31 +52,18 @@ class StoreExtent:
 
 @dataclass(frozen=True)
 class JoinState:
-    """The stores of a join as the last `done` lists them. `clock`: the arrival of the last frame that was processed."""
+    """The stores of a join as the last `done` lists them.
+
+    `clock`: the arrival of the last frame that was processed, or, by the records' own times, the watermark, None before the first.
+    """
 
     pipeline: str
     left_key: tuple[str, ...]
     right_key: tuple[str, ...]
     left_window: timedelta
     right_window: timedelta
-    clock: datetime
+    clock: datetime | None
     stores: tuple[StoreExtent, ...]
-
-
-@dataclass
-class JoinRecord:
-    """A record of a join key, and what became of it.
-
-    `met`: the raw position of the right record that a joined left one has met. `until`: when a left record that waits is unmatched, or when
-    the newest right record is joined no more. `joined`: the left records that a right one has met.
-    """
-
-    seen: Seen
-    side: str
-    outcome: str
-    met: str | None = None
-    until: datetime | None = None
-    joined: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +96,8 @@ def _extent(state: KeyState, found: ProcessState) -> JoinState:
         size = sum(state.connections.segments(key).size(facts.name) for key, facts in runs)
         stores.append(StoreExtent(store, WHAT[store], sum(facts.rows for _, facts in runs), size, len(runs)))
     windows = [timedelta(microseconds=side.window_us) for side in (join.left, join.right)]
-    clock = instant(state.last(found).clock_us)
+    clock_us = join.clock_us(state.last(found))
+    clock = None if clock_us == NEVER else instant(clock_us)
     return JoinState(state.names.pipeline, join.left.key, join.right.key, windows[0], windows[1], clock, tuple(stores))
 
 
@@ -128,14 +113,15 @@ def why_joined(state: KeyState, texts: Sequence[str], progress: Progress = no_pr
     assert join is not None
     values, hi, lo = hashed_key(state.connections.engine, join.left.key, config.fields_of(join.left.source), texts)
     start = _start(state, config, done)
-    history = _History(config, (hi[0], lo[0]))
+    key = (hi[0], lo[0])
+    history: History = ByTime(join, key, start.watermarks) if join.is_timed else ByArrival(join, key, done.clock_us)
     state.directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=state.directory) as own:
         copies = _Copies(config, Path(own))
         for program, frames in _portions(state, config, start, done, progress):
             rows = run(program, state.connections.engine, frames).rows
-            history.add(rows, copies.among(rows, frames))
-    records = tuple(history.ended(done.clock_us))
+            history.add(program, rows, copies.among(rows, frames), frames)
+    records = tuple(history.ended())
     return JoinHistory(values, int(bucket_of_key(lo, done.buckets)[0]), start.sequence + 1, history.scanned, records)
 
 
@@ -145,11 +131,30 @@ def _start(state: KeyState, config: Program, done: ProcessDone) -> Start:
     assert join is not None
     held = log.state(names.stream("raw"))
     first = max(read_purged(log, names, "raw").below, held.first_sequence - 1 if held else 0)
+    if join.is_timed:
+        return _start_by_time(state, config, done, first)
     if not config.side_dedups:
         needed_from = instant(max(0, done.clock_us - join.windows.left_us - join.windows.kept_us))
         needed = log.first_since(names.stream("raw"), names.subjects("raw"), needed_from)
         first = max(first, needed.sequence - 1) if needed else done.to
     return Start(first)
+
+
+def _start_by_time(state: KeyState, config: Program, done: ProcessDone, first: int) -> Start:
+    """Return the newest end of a plan before which no record matters; else the first one behind a purge, for only plans hold the watermark.
+
+    `first`: the raw sequence before the first one that is held.
+    """
+    join, begin = config.join, Start()
+    assert join is not None
+    ended_us = before(join.clock_us(done), join.windows.left_us + join.kept_us)
+    for entry in process_entries(state.connections.log, state.names, state.chain().sequence):
+        if not isinstance(entry, ProcessDone) or entry.to < first:
+            continue
+        has_ended = not config.side_dedups and NEVER < join.newest_us(entry) <= ended_us
+        if has_ended or (first and not begin.sequence):
+            begin = Start.behind(entry)
+    return begin
 
 
 def _portions(
@@ -180,69 +185,4 @@ class _Copies:
             store.open(store.add(firsts.entries, span, 0, has_turn=True))
             return firsts
 
-        return set(copies_found_by(first_of_keys, rows, self._config).tolist())
-
-
-class _History:
-    """The records of one key, by the meaning of a join."""
-
-    def __init__(self, config: Program, key: tuple[Any, Any]) -> None:
-        assert config.join is not None
-        self._join, self._key = config.join, key
-        self._records: list[JoinRecord] = []
-        self._waiting: list[tuple[int, JoinRecord]] = []
-        self._newest: tuple[int, JoinRecord] | None = None
-        self.scanned = 0
-
-    def add(self, rows: pa.Table, copies: set[int]) -> None:
-        """Add the rows of the next frames, in position order."""
-        self.scanned += rows.num_rows
-        hi, lo = (rows.column(name).to_numpy() for name in KEY_COLUMNS)
-        mine = rows.take(np.flatnonzero((hi == self._key[0]) & (lo == self._key[1])))
-        columns = ["_tf_sequence", "_tf_ordinal", "_tf_arrival", "_tf_topic", "_tf_partition", "_tf_offset", IS_RIGHT_COLUMN]
-        arrived = mine.column("_tf_arrival").cast(pa.int64()).to_pylist()
-        for row, code, at_us in zip(mine.select(columns).to_pylist(), position_keys(mine).tolist(), arrived, strict=True):
-            self._take(row, at_us, is_copy=code in copies)
-
-    def _take(self, row: dict[str, Any], at_us: int, is_copy: bool) -> None:
-        position = str(Position(row["_tf_sequence"], row["_tf_ordinal"], 0))
-        seen = Seen(row["_tf_arrival"], position, row["_tf_topic"], row["_tf_partition"], row["_tf_offset"])
-        is_right = row[IS_RIGHT_COLUMN]
-        record = JoinRecord(seen, (self._join.right if is_right else self._join.left).source, COPY)
-        self._records.append(record)
-        if is_copy:
-            return
-        if is_right:
-            self._release(record, at_us)
-        elif self._newest is not None and at_us < self._newest[0] + self._join.windows.right_us:
-            _meet(record, self._newest[1])
-        else:
-            record.outcome = WAITS
-            self._waiting.append((at_us, record))
-
-    def _release(self, right: JoinRecord, at_us: int) -> None:
-        for since, left in self._waiting:
-            if at_us < since + self._join.windows.left_us:
-                _meet(left, right)
-            else:
-                left.outcome = UNMATCHED
-        self._waiting = []
-        if self._newest is not None:
-            self._newest[1].outcome = REPLACED
-        right.outcome = NEWEST
-        self._newest = at_us, right
-
-    def ended(self, clock_us: int) -> Iterator[JoinRecord]:
-        """Yield all records, as of a clock."""
-        windows = self._join.windows
-        for since, left in self._waiting:
-            left.outcome = WAITS if since + windows.left_us > clock_us else UNMATCHED
-            left.until = instant(since + windows.left_us)
-        if self._newest is not None:
-            self._newest[1].until = instant(self._newest[0] + windows.right_us)
-        yield from self._records
-
-
-def _meet(left: JoinRecord, right: JoinRecord) -> None:
-    left.outcome, left.met = JOINED, right.seen.position
-    right.joined += 1
+        return set(copies_found_by(first_of_keys, rows, self._config, self._config.buckets).tolist())

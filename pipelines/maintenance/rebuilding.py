@@ -50,6 +50,8 @@ class Rebuilding(ABC):
         self._totals_before: dict[str, int] = {}
         self._poison: dict[tuple[int, int], Poison] = {}
         """Decisions of plans about records on which a stage ends, by sequence and ordinal."""
+        self._times: dict[int, tuple[int, int, int, int]] = {}
+        """The facts of frames that plans have kept (`ProcessPlan.times`), by sequence, but for the marks."""
         self.runs: Lists = {}
         """The new segments by store and bucket, in the ledger's form."""
 
@@ -102,6 +104,7 @@ class Rebuilding(ABC):
                 continue
             start, to, version = plan.start, plan.to, plan.config
             self._poison |= {(poison[0], poison[1]): poison for poison in plan.poison}
+            self._times |= {fact[0]: fact for fact in plan.times if not fact[3] & 1}
             if ranges and ranges[-1][2:] == (version, plan.lookups):
                 ranges[-1] = (ranges[-1][0], to, *ranges[-1][2:])
             else:

@@ -19,7 +19,7 @@ from pipelines.config.faults import faults_of
 from pipelines.config.load import read_text
 from pipelines.config.source_ids import chosen_source
 from pipelines.config.text import read_tree
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Fault
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.joined import UNMATCHED, WAITING
 from pipelines.preview.readable import readable_rows
@@ -159,7 +159,10 @@ def run_case(case: Case, program: Program, config: PipelineConfig, tables: Mappi
 
 
 def preview_of(case: Case, program: Program, config: PipelineConfig, tables: Mapping[str, GivenRows] | None = None) -> Preview:
-    """Return what becomes of the records of a case."""
+    """Return what becomes of the records of a case. Raise ConfigurationError for one that asks for what cannot be tried."""
+    if case.until is not None and program.join is not None and program.join.is_timed:
+        fault = Fault("until", "by event time windows end with records: leave it out, and give a later record of each source")
+        raise ConfigurationError(f"case {case.name!r}", [fault])
     program = with_tables(program, config, {**(tables or {}), **case.tables}, offline=True)
     return preview(program, frames_of(_given(case, config), config.sources, case.until))
 

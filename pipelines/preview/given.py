@@ -17,6 +17,7 @@ from pipelines.process.arrivals import Arrived, arrivals
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import (
     HEADER_BYTES,
+    HEADER_LAST,
     HEADER_PARTITION,
     HEADER_TOPIC,
     RAW_SCHEMA,
@@ -119,6 +120,7 @@ def _table(run: Sequence[Given], first: int) -> pa.Table:
 
 def _append(messages: list[Message], records: pa.Table, partition: int, at: datetime, source: KafkaSource) -> None:
     """Append records of one partition as a frame, behind those before."""
-    headers = {HEADER_TOPIC: source.topic, HEADER_PARTITION: str(partition), HEADER_BYTES: str(records.nbytes)}
+    last = records.column("offset")[-1].as_py() if records.num_rows else -1
+    headers = {HEADER_TOPIC: source.topic, HEADER_PARTITION: str(partition), HEADER_LAST: str(last), HEADER_BYTES: str(records.nbytes)}
     subject = Names("preview").raw(source.source_id, partition)
     messages.append(Message(subject, len(messages) + 1, at, encode_frame(records), headers))

@@ -6,22 +6,25 @@ A left record may end in a later portion than its own: it is noted when it does.
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import bucket_with_turn
+from pipelines.maintenance.replay import Start
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
-from pipelines.process.join.rows import RIGHT_COLUMNS, join
+from pipelines.process.join.progress import TimedFrames
+from pipelines.process.join.rows import RIGHT_COLUMNS
 from pipelines.process.join.sides import Frames
-from pipelines.process.join.stores import JoinStores
+from pipelines.process.joining import facts_by, frames_of
 from pipelines.process.program import Program
 from pipelines.process.steps.join import IS_RIGHT_COLUMN, Join, unmatched
+from pipelines.process.watermarks import Clocks
 from pipelines.protocol.positions import CAUSE_COLUMNS
 from pipelines.protocol.records import empty_rejected, joined
 
+NO_TIME = Start()
 KEPT, UNMATCHED, WAITING = "kept", "unmatched", "waiting"
 
 
@@ -30,25 +33,28 @@ class JoinTrial:
 
     def __init__(self, program: Program, join_step: Join, directory: Path) -> None:
         self.step, self._buckets = join_step, program.buckets
+        self._program = program
         places = [[Storage.local(directory / side / str(bucket)) for side in ("right", "left")] for bucket in range(program.buckets)]
-        self._stores = [JoinStores(right, left, join_step.stored, join_step.windows) for right, left in places]
-        self._clock_us = 0
+        self._stores = [join_step.open_stores(right, left) for right, left in places]
 
-    def take(self, frames: Sequence[Arrived], rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Join the rows of the next frames; return (all left records that this decides, the rejected of them), in the order of causes."""
+    def frames(self, frames: Sequence[Arrived], rows: pa.Table, clocks: Clocks) -> Frames | TimedFrames:
+        """Return what the join goes by of the next frames, of which these are the rows of both sides; `clocks`: those before them."""
+        arrivals, facts = [frame.arrival_us for frame in frames], facts_by(self._program, rows, (frame.message for frame in frames))
+        return frames_of(self.step, frames[0].message.sequence - 1, clocks, arrivals, facts)
+
+    def take(self, frames: Frames | TimedFrames, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Join the rows of the next frames, none of them late.
+
+        Return (all left records that this decides, the rejected of them), in the order of causes.
+        """
         by_bucket = dict(shares(rows, key_owners(rows, self._buckets)))
-        arrivals = [frame.arrival_us for frame in frames]
-        sequences = np.array([frame.message.sequence for frame in frames], dtype=np.uint64)
-        span = (int(sequences[0]) - 1, int(sequences[-1]))
-        of_range = Frames(sequences, np.array(arrivals, dtype=np.int64), self._clock_us)
+        span = (int(frames.sequences[0]) - 1, int(frames.sequences[-1]))
         decided: list[pa.Table] = []
         for bucket, stores in enumerate(self._stores):
-            left, right = self.step.sides(by_bucket.get(bucket))
-            made = join(left, right, of_range, stores)
+            made = self.step.joined(by_bucket.get(bucket), frames, stores)
             decided += [part.rows for part in made.slices(with_unmatched=True)]
             has_turn = bucket_with_turn(span[1], self._buckets) == bucket
-            stores.open(*stores.add(made.new_rights, made.new_lefts, span, self._clock_us, has_turn))
-        self._clock_us = arrivals[-1]
+            stores.open(*stores.add(made.new_rights, made.new_lefts, span, frames.start_us, has_turn))
         return self._parted(decided)
 
     def _parted(self, decided: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table]:
@@ -62,9 +68,7 @@ class JoinTrial:
     @property
     def none(self) -> pa.Table:
         """No row, with the columns of rows that the join lets pass."""
-        nothing = Frames(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64), self._clock_us)
-        sides = self.step.sides(None)
-        return join(*sides, nothing, self._stores[0]).none
+        return self.step.joined(None, frames_of(self.step, 0, NO_TIME, (), ()), self._stores[0]).none
 
     def passed(self, decided: pa.Table) -> pa.Table:
         """Return the rows that the join lets pass, of those that it has decided."""

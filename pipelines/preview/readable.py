@@ -9,11 +9,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from pipelines.process.mapping.geometry import geojson
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import EMIT_FIELD
-from pipelines.types.columns import ColumnType, tuple_fields, value_type
+from pipelines.types.arrow_types import tuple_fields
+from pipelines.types.columns import ColumnType, value_type
 
 
 def rows_of_records(program: Program, rows: pa.Table) -> list[dict[str, Any]]:
@@ -91,6 +93,7 @@ _READABLE: Mapping[str, Callable[[Any], Any]] = {
     "IPv6": lambda value: str(IPv6Address(value)),
     "FixedString": _text,
     "JSON": json.loads,
+    "Geometry": geojson,
     **{f"Int{bits}": _integer(True) for bits in (128, 256)},
     **{f"UInt{bits}": _integer(False) for bits in (128, 256)},
 }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipelines.config import PipelineConfig
+from pipelines.config.spans import end_of, line_end, line_start
 from pipelines.config.text import read_tree
 from pipelines.errors import HaltError
 from pipelines.preview.cases import is_equal, rows_by_sink
@@ -121,8 +122,8 @@ def _edit(text: str, case: yaml.MappingNode, expectation: Expectation) -> _Edit:
     indent = " " * case.value[0][0].start_mark.column
     lines = [f"{indent}{line}\n" for line in _block(expectation)]
     if present:
-        return _Edit(_line_start(text, present[0].start_mark.index), _line_end(text, _end(present[1])), "".join(lines))
-    end = _line_end(text, max(_end(value) for _, value in case.value))
+        return _Edit(line_start(text, present[0].start_mark.index), line_end(text, end_of(present[1])), "".join(lines))
+    end = line_end(text, max(end_of(value) for _, value in case.value))
     return _Edit(end, end, ("" if text[end - 1 : end] == "\n" else "\n") + "".join(lines))
 
 
@@ -140,23 +141,3 @@ def _block(expectation: Expectation) -> Iterable[str]:
 def _flow(value: Any) -> str:
     written: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=_LONG)
     return written.removesuffix("\n").removesuffix("\n...")
-
-
-def _end(node: yaml.Node) -> int:
-    """Return where a node ends; the mark of a block is behind the comments and empty lines that follow it."""
-    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        return _end(last[1] if isinstance(node, yaml.MappingNode) else last)
-    return int(node.end_mark.index)
-
-
-def _line_start(text: str, index: int) -> int:
-    return text.rfind("\n", 0, index) + 1
-
-
-def _line_end(text: str, index: int) -> int:
-    """Return the start of the line after the one in which a node ends; a block of text ends with its line."""
-    if text[index - 1 : index] == "\n":
-        return index
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found + 1

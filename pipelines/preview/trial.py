@@ -20,6 +20,7 @@ from pipelines.process.buckets import key_owners, shares
 from pipelines.process.dedup import Deduplicated
 from pipelines.process.drop_marks import parted
 from pipelines.process.frames import frame_times
+from pipelines.process.join.progress import TimedFrames
 from pipelines.process.program import Program
 from pipelines.process.run import records_for
 from pipelines.process.side_copies import copies_found_by, without_copies
@@ -102,9 +103,14 @@ class Trial:
             _note_rejected(note, place, found, side.rejected)
             lanes.append(side.accepted)
         rows = self._without_copies(in_position_order(joined(lanes)), frames, note)
+        of_range = join_trial.frames(frames, rows, self._clocks)
+        if isinstance(of_range, TimedFrames):
+            self._clocks.watermarks = of_range.last.stored
+            rows, late = join_trial.step.without_late(rows, of_range)
+            note(place, late, late.slice(0, 0), join_trial.step.rejected_late(late), DROPPED)
         left, right = sides_of(rows)
         note(place, right, right.slice(0, 0), empty_rejected(), KEPT)
-        decided, rejected = join_trial.take(frames, rows)
+        decided, rejected = join_trial.take(of_range, rows)
         self._note_waiting(left, decided)
         if not decided.num_rows:
             return self._through(program.shared[1:], place + 1, context, join_trial.none, note_nothing)
@@ -118,7 +124,7 @@ class Trial:
         def first_of_keys(place: str, step: Dedup, keys: pa.Table) -> Deduplicated:
             return self._first(step, place, int(place.rpartition("/")[2]), keys, frames, None)[0]
 
-        copies = copies_found_by(first_of_keys, rows, self.program)
+        copies = copies_found_by(first_of_keys, rows, self.program, self.program.buckets)
         if len(copies):
             dropped = rows.filter(pa.array(np.isin(position_keys(rows), copies)))
             note(len(self.program.steps), dropped, dropped.slice(0, 0), empty_rejected(), DUPLICATE)

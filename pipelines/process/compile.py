@@ -125,7 +125,8 @@ class _Compiled:
         """Return the join of two lanes, by their sources."""
         units = {field.joined_name: lanes[field.source_id].units.get(field.name, "") for field in config.output_fields}
         joined = cls(faults, {}, {name: unit for name, unit in units.items() if unit})
-        joined.add("join", lambda: Join.of_sources(config, {source: lane.known for source, lane in lanes.items()}))
+        types, of_times = ({source: getattr(lane, name) for source, lane in lanes.items()} for name in ("known", "units"))
+        joined.add("join", lambda: Join.of_sources(config, types, of_times))
         return joined
 
     def add_all(self, transforms: Sequence[tuple[int, Transform]]) -> None:

@@ -73,15 +73,15 @@ def with_keys(engine: Engine, parsed: pa.Table, fields: Sequence[str], stage: st
     return rejections.split(parsed, parsed)
 
 
-def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "") -> StageOutput:
-    """Append the time in `field` as TIME_COLUMN; reject the records without a valid time.
+def with_times(engine: Engine, parsed: pa.Table, field: str, max_ahead_us: int, unit: str = "", stage: str = "dedup") -> StageOutput:
+    """Append the time in `field` as TIME_COLUMN; reject the records without a valid time. `stage`: the one that rejects them.
 
     With a `unit`, the time is a number or decimal text of that unit since 1970, or a text in the format that it holds. Without one it is an
     instant, unix seconds, or a text in a form that a DateTime column takes. Valid times are the times of DateTime64, 1900 to 2299, and at
     most `max_ahead_us` ahead of the record's arrival: one time in the far future would make all other records late.
     """
     values = one_chunk(parsed.column(field))
-    rejections = Rejections("dedup", len(values))
+    rejections = Rejections(stage, len(values))
     rejections.note(to_mask(pc.is_null(values)), "null_time", field, "the time is null")
     if pa.types.is_timestamp(values.type):
         instants, bad = truncate_instants(values, _INSTANT)

@@ -7,7 +7,7 @@ The leg appends the dead letters. Only the leg knows the whole plan: a lane that
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -36,13 +36,15 @@ from pipelines.process.exchange_items import (
 )
 from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
-from pipelines.process.joining import Joining, frames_of, waiting_buckets
+from pipelines.process.join.progress import Fact
+from pipelines.process.joining import Joining, facts_by, frames_of, telling, waiting_buckets, watermarks_behind
 from pipelines.process.program import Program
 from pipelines.process.run import Made, add_counts, new_counts, run
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.stage_config import planned
+from pipelines.process.steps.join import Join
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.bodies import NOTHING
+from pipelines.protocol.bodies import NOTHING, Watermarks
 from pipelines.protocol.codec import from_text, to_text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.outcomes import DUPLICATE
@@ -73,7 +75,7 @@ def process_exchanged(
     staged = lanes.divide(STAGES_PART, items, lambda one: _staged(connections, one, stretches[one.number]), _staged_of)
     for stretch, (report, dead_letters) in zip(stretches, staged, strict=True):
         admitted(stretch, Made(dead_letters.slice(0, 0), dead_letters, report.counts))
-    times = tuple(time for report, _ in staged for time in report.times)
+    times = item.times or tuple(time for report, _ in staged for time in report.times)
     found = sorted({*(int(bucket) for report, _ in staged for bucket in report.rows), *waiting_buckets(config, item)})
     count = lanes.parts_for(sum(frame.message.rows for frame in frames))
     holders = tuple(report.holder for report, _ in staged)
@@ -86,7 +88,8 @@ def process_exchanged(
     for number, share in enumerate(filter(None, _dealt(found, count))):
         places.append(Place(exchange, f"item {number}"))
         lanes.shelf.put(exchange, places[-1].name, to_text(_of_buckets(whole, share)).encode())
-    appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of) if places else []
+    with telling(times):
+        appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of) if places else []
     lanes.shelf.clear("")
     reach("process.between-frames")
     closed = _closed(connections, config, item, [dead_letters for _, dead_letters in staged], appended, times)
@@ -160,14 +163,16 @@ def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived
         rows.append(made.rows)
         dead_letters.append(made.dead_letters)
     together = joined(rows)
-    keys = keys_by_place(together, config)
+    keys = keys_by_place(together, config, config.buckets)
     rows_of = {str(bucket): share for bucket, share in shares(together, owners_of(together, config))}
     for name, table in (*keys.items(), *rows_of.items()):
         lanes.shelf.put(item.exchange, stretch_name(item.number, name), table)
-    window_us, timed = config.dedup.window_us, (frame.message for frame in frames)
-    times = FrameTimes.of(first_rows(together), timed, NOTHING, window_us, config.sources).rows() if config.dedup.time_field else ()
+    window_us, timed = config.dedup.window_us, [frame.message for frame in frames]
+    times = facts_by(config, together, timed)
+    if config.dedup.time_field:
+        times = tuple(FrameTimes.of(first_rows(together), timed, NOTHING, window_us, config.sources).rows())
     sizes = {name: table.num_rows for name, table in rows_of.items()}
-    return StagesReport(lanes.own, sizes, tuple(keys), counts, tuple(times)), joined(dead_letters)
+    return StagesReport(lanes.own, sizes, tuple(keys), counts, times), joined(dead_letters)
 
 
 def run_step(connections: Connections, config: Program, step: Sequence[Arrived], poison: Decided) -> Made:
@@ -265,7 +270,7 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
     config = planned(connections, item.plan.config, item.plan.lookups)
     buckets = Buckets(connections, config, item.plan)
     if config.join is not None:
-        return _joined(connections, config, item, buckets), {}
+        return _joined(connections, config, config.join, item, buckets)
     times = _times(config, item.plan, item.times)
 
     def done(bucket: int) -> tuple[dict[str, int], pa.Table | None]:
@@ -281,24 +286,29 @@ def _appended(connections: Connections, place: Place) -> tuple[BucketsReport, di
             counts.update(of_bucket)
             if late_letters is not None:
                 late[bucket] = late_letters
-    sizes = {str(bucket): letters.num_rows for bucket, letters in late.items()}
-    return BucketsReport(dict(counts), buckets.tails(), buckets.runs, sizes), late
+    return BucketsReport(dict(counts), buckets.tails(), buckets.runs, _sizes(late)), late
 
 
-def _joined(connections: Connections, config: Program, item: BucketsItem, buckets: Buckets) -> BucketsReport:
-    """Join some buckets of a plan, and append what comes of it."""
+def _sizes(late: Mapping[int, pa.Table]) -> dict[str, int]:
+    return {str(bucket): letters.num_rows for bucket, letters in late.items()}
+
+
+def _joined(
+    connections: Connections, config: Program, join: Join, item: BucketsItem, buckets: Buckets
+) -> tuple[BucketsReport, dict[int, pa.Table]]:
+    """Join some buckets of a plan, and append what comes of it; return the late dead letters by bucket."""
     copies = _copies_of(connections, item.exchange) if config.side_dedups else NO_POSITIONS
     rows = {
         bucket: without_copies(joined(found), copies)
         for bucket in item.buckets
         if (found := held_in(connections, item.exchange, item.holders, str(bucket)))
     }
-    joining = Joining(connections, config, item.plan, buckets, frames_of(item.plan, item.arrivals))
-    appended = joining.append(rows, item.buckets)
+    of_plan = frames_of(join, item.plan.start, item.plan, item.arrivals, item.times)
+    appended = Joining(connections, config, item.plan, buckets, of_plan).append(rows, item.buckets)
     if connections.lanes.own:
         for key in buckets.runs:
             _discard_copies(connections, item.plan, buckets, key)
-    return BucketsReport(appended.counts, buckets.tails(), buckets.runs, waiting=appended.waiting)
+    return BucketsReport(appended.counts, buckets.tails(), buckets.runs, _sizes(appended.late), appended.waiting), appended.late
 
 
 def _discard_copies(connections: Connections, plan: ProcessItem, buckets: Buckets, key: str) -> None:
@@ -307,8 +317,16 @@ def _discard_copies(connections: Connections, plan: ProcessItem, buckets: Bucket
     connections.segments(key).discard_copies({listed[0] for listed in needed})
 
 
-def _times(config: Program, plan: ProcessItem, times: Sequence[tuple[int, int, int, int]]) -> FrameTimes | None:
+def _times(config: Program, plan: ProcessItem, times: Sequence[Fact]) -> FrameTimes | None:
     return FrameTimes.of_rows(times, plan.watermarks, config.dedup.window_us) if config.dedup.time_field else None
+
+
+def _watermarks(config: Program, plan: ProcessItem, times: Sequence[Fact]) -> Watermarks | None:
+    """Return the watermarks behind a plan; None if it goes by arrivals."""
+    if config.join is not None:
+        return watermarks_behind(frames_of(config.join, plan.start, plan, (), times))
+    of_dedup = _times(config, plan, times)
+    return of_dedup.last if of_dedup else None
 
 
 def _closed(
@@ -317,7 +335,7 @@ def _closed(
     item: ProcessItem,
     refused: Sequence[pa.Table],
     appended: Sequence[tuple[BucketsReport, dict[int, pa.Table]]],
-    times: Sequence[tuple[int, int, int, int]],
+    times: Sequence[Fact],
 ) -> ProcessReport:
     """Append the dead letters of the plan, in position order; return its report."""
     buckets = Buckets(connections, config, item)
@@ -335,6 +353,5 @@ def _closed(
             by_bucket.setdefault(bucket, []).append(letters)
     for bucket, letters in sorted(by_bucket.items()):
         buckets.append_dead_letters(bucket, letters)
-    last = _times(config, item, times)
     oldest = min(waiting, key=lambda one: (one.sequence, one.ordinal), default=None)
-    return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, last.last if last else None, oldest)
+    return ProcessReport(dict(counts), {**tails, **buckets.tails()}, runs, _watermarks(config, item, times), oldest)

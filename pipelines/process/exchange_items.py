@@ -15,6 +15,8 @@ from pipelines.protocol.records import decode_parcel
 from pipelines.protocol.run_lists import Lists
 
 _HEAD_BYTES = 4
+Times = tuple[Count, Long, Long, Count]
+"""The times of a frame, as `watermarks.FrameTimes.of_rows` takes them, or, with a join, `join.progress.TimedFrames.of_facts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class StagesReport(Form):
     rows: dict[PartitionKey, Count]
     keys: tuple[Text, ...] = ()
     counts: Totals = field(default_factory=dict)
-    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
+    times: tuple[Times, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class BucketsItem(Form):
     exchange: Text
     holders: tuple[Count, ...]
     buckets: tuple[Count, ...]
-    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
+    times: tuple[Times, ...] = ()
     arrivals: tuple[Long, ...] = ()
 
 

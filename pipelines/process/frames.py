@@ -5,7 +5,7 @@ handled together. `maintenance.rebuild` does the first part of the work again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from pipelines.process.buckets import BUCKET_THREADS, Buckets, key_owners, parti
 from pipelines.process.exchange import process_exchanged, run_step
 from pipelines.process.isolation import undecided
 from pipelines.process.items import ProcessItem, ProcessReport
-from pipelines.process.joining import Appended, Joining, frames_of, waiting_buckets
+from pipelines.process.joining import Appended, Joining, facts_by, frames_of, telling, waiting_buckets, watermarks_behind
 from pipelines.process.program import Program
 from pipelines.process.run import Made, add_counts, new_counts
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
@@ -31,6 +31,7 @@ from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.positions import first_rows
 from pipelines.protocol.records import joined
 
+NO_LATE: Mapping[int, pa.Table] = {}
 Admitted = Callable[[Sequence[Arrived], Made], tuple[pa.Table, pa.Table]]
 """Returns (rows, dead letters) of some frames, or raises what stops the plan."""
 
@@ -74,9 +75,9 @@ def _process_here(
         return ProcessReport({}, buckets.tails(), buckets.runs)
     rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
     if config.join is not None:
-        appended = _append_joined(connections, config, item, buckets, rows, frames)
-        _append_by_key(buckets, config, rows.slice(0, 0), rejected, None)
-        return ProcessReport(appended.counts, buckets.tails(), buckets.runs, waiting=appended.waiting)
+        appended, watermarks = _append_joined(connections, config, item, buckets, rows, frames)
+        _append_by_key(buckets, config, rows.slice(0, 0), rejected, None, appended.late)
+        return ProcessReport(appended.counts, buckets.tails(), buckets.runs, watermarks, appended.waiting)
     times = frame_times(rows, frames, item.watermarks, config)
     counts = _append_by_key(buckets, config, rows, rejected, times)
     return ProcessReport(dict(counts), buckets.tails(), buckets.runs, times.last if times is not None else None)
@@ -96,22 +97,36 @@ def _append_in_order(buckets: Buckets, passed: Iterable[tuple[pa.Table, pa.Table
 
 def _append_joined(
     connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, rows: pa.Table, frames: Sequence[Arrived]
-) -> Appended:
-    """Join the rows of a plan, without the copies of each side, with what waits; return what has come of it."""
-    copies = copies_among(keys_by_place(rows, config), config, buckets)
+) -> tuple[Appended, Watermarks | None]:
+    """Join the rows of a plan, without the copies of each side, with what waits; return what has come of it, and the watermarks behind."""
+    assert config.join is not None
+    copies = copies_among(keys_by_place(rows, config, config.buckets), config, buckets)
     by_bucket = {bucket: without_copies(share, copies) for bucket, share in shares(rows, key_owners(rows, config.buckets))}
-    joining = Joining(connections, config, item, buckets, frames_of(item, [frame.arrival_us for frame in frames]))
-    appended = joining.append(by_bucket, waiting_buckets(config, item))
-    return replace(appended, counts={**appended.counts, **({DUPLICATE.total: len(copies)} if len(copies) else {})})
+    facts = item.times or facts_by(config, rows, (frame.message for frame in frames))
+    of_plan = frames_of(config.join, item.start, item, [frame.arrival_us for frame in frames], facts)
+    with telling(facts):
+        appended = Joining(connections, config, item, buckets, of_plan).append(by_bucket, waiting_buckets(config, item))
+    counts = {**appended.counts, **({DUPLICATE.total: len(copies)} if len(copies) else {})}
+    return replace(appended, counts=counts), watermarks_behind(of_plan)
 
 
-def _append_by_key(buckets: Buckets, config: Program, rows: pa.Table, rejected: pa.Table, times: FrameTimes | None) -> Counter[str]:
-    """Append to the buckets in parallel, as each mostly waits for the disk; return the counts of their outcomes."""
+def _append_by_key(
+    buckets: Buckets,
+    config: Program,
+    rows: pa.Table,
+    rejected: pa.Table,
+    times: FrameTimes | None,
+    late_of: Mapping[int, pa.Table] = NO_LATE,
+) -> Counter[str]:
+    """Append to the buckets in parallel, as each mostly waits for the disk; return the counts of their outcomes.
+
+    `late_of`: dead letters of late records that are known already, by bucket.
+    """
     keyed = dict(shares(rows, key_owners(rows, config.buckets)))
     refused = dict(shares(rejected, partition_owners(rejected, config.buckets)))
 
     def append(bucket: int) -> dict[str, int]:
-        counts, late = buckets.append_bucket(bucket, keyed[bucket], times) if bucket in keyed else ({}, None)
+        counts, late = buckets.append_bucket(bucket, keyed[bucket], times) if bucket in keyed else ({}, late_of.get(bucket))
         reach("process.between-frames")
         if dead_letters := [table for table in (refused.get(bucket), late) if table is not None]:
             buckets.append_dead_letters(bucket, dead_letters)
@@ -119,7 +134,7 @@ def _append_by_key(buckets: Buckets, config: Program, rows: pa.Table, rejected: 
 
     counts: Counter[str] = Counter()
     with buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
-        for done in [workers.submit(append, bucket) for bucket in sorted({*keyed, *refused})]:
+        for done in [workers.submit(append, bucket) for bucket in sorted({*keyed, *refused, *late_of})]:
             counts.update(done.result())
     return counts
 

@@ -17,8 +17,8 @@ class ProcessItem(Form):
     """A plan of the process leg: raw frames from `start` (exclusive) to `to`, under the configuration of a version.
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
-    records that are not tried. `lookups`: as in the plan. `step_frames`: the most frames that pass through the stages together. `oldest`:
-    the first raw sequence of which a join may still write a row.
+    records that are not tried. `lookups`, `times`: as in the plan. `step_frames`: the most frames that pass through the stages together.
+    `oldest`: the first raw sequence of which a join may still write a row.
     """
 
     start: Count
@@ -31,6 +31,7 @@ class ProcessItem(Form):
     runs: Lists = field(default_factory=dict)
     poison: tuple[Poison, ...] = ()
     lookups: Lookups = field(default_factory=dict)
+    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
     step_frames: Count = FRAMES_PER_STEP
     oldest: Count = 0
 

@@ -1,8 +1,9 @@
 """The join of a plan, after the exchange: buckets are joined with their stores, and their rows pass the steps behind the join together.
 
-In: the rows of both sides by bucket, each in position order, and the arrivals of all frames of the plan. Out: rows on the out subjects of
-the bucket of their key, dead letters on its `dlq.join.<bucket>`, both in the order of their causes, and the segments for the next `done`.
-What a second attempt appends and stores is the same: the stores are read as the last `done` lists them.
+In: the rows of both sides by bucket, each in position order, and the arrivals, or the times, of all frames of the plan. Out: rows on the
+out subjects of the bucket of their key, dead letters on its `dlq.join.<bucket>`, both in the order of their causes, and the segments for
+the next `done`. Late records are rejected before, in position order, as those of dedup. What a second attempt appends and stores is the
+same: the stores are read as the last `done` lists them.
 
 A record that a step behind the join rejects, or that is unmatched and `unmatched: dead_letter` asks for it, is read again from raw: its
 bytes have not crossed the exchange.
@@ -11,6 +12,7 @@ bytes have not crossed the exchange.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,73 +21,106 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.engine.connections import Connections
-from pipelines.errors import UndecidedError
+from pipelines.errors import FunctionHaltError, UndecidedError
 from pipelines.key_store.store import bucket_with_turn
-from pipelines.process.admission import JOINED, admit
+from pipelines.process.admission import JOINED, LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, check_not_passed, listed, live_runs, shares, subjects_of
 from pipelines.process.dead_letter_rows import dead_letters, with_causes
 from pipelines.process.isolation import INTERNAL_ERROR, take_out, undecided
 from pipelines.process.items import ProcessItem
-from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice, join
+from pipelines.process.join.progress import Fact, TimedFrames, facts_of
+from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice
 from pipelines.process.join.sides import Frames, before
 from pipelines.process.join.stores import JoinStores
+from pipelines.process.join.timed_stores import TimedJoinStores
 from pipelines.process.program import Program
 from pipelines.process.run import counts_of_reasons
 from pipelines.process.steps import Context, Passed, pass_through
 from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
+from pipelines.process.watermarks import Clocks
 from pipelines.protocol.append import append_rows
-from pipelines.protocol.bodies import Waiting
+from pipelines.protocol.bodies import Waiting, Watermarks
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import LEFT_STORE, RIGHT_STORE, listed_as
 from pipelines.protocol.outcomes import REJECTED, WAITING
 from pipelines.protocol.positions import CAUSE_COLUMNS, Position, packed, position_keys, unpacked
+from pipelines.protocol.records import Message
 from pipelines.protocol.records import joined as together
 
 _BUCKET = "_tf_bucket"
 
 
-def frames_of(item: ProcessItem, arrivals_us: Sequence[int]) -> Frames:
-    """Return the frames of a plan by their arrivals, in order: their sequences follow each other."""
-    sequences = np.arange(item.start + 1, item.start + 1 + len(arrivals_us), dtype=np.uint64)
-    return Frames(sequences, np.array(arrivals_us, dtype=np.int64), item.clock_us)
+def frames_of(join_step: Join, start: int, clocks: Clocks, arrivals_us: Sequence[int], facts: Iterable[Fact]) -> Frames | TimedFrames:
+    """Return the frames after sequence `start`, each of the next one, by their arrivals, or by their facts. `clocks`: as of `start`."""
+    if join_step.is_timed:
+        return TimedFrames.of_facts(facts, clocks.watermarks, join_step.lateness_us)
+    sequences = np.arange(start + 1, start + 1 + len(arrivals_us), dtype=np.uint64)
+    return Frames(sequences, np.array(arrivals_us, dtype=np.int64), clocks.clock_us)
+
+
+@contextmanager
+def telling(facts: Sequence[Fact]) -> Iterator[None]:
+    """Tell an error with which a plan is amended the facts by which this attempt has joined: rows of it may be written."""
+    try:
+        yield
+    except (UndecidedError, FunctionHaltError) as error:
+        error.times = facts
+        raise
+
+
+def facts_by(config: Program, rows: pa.Table, messages: Iterable[Message]) -> tuple[Fact, ...]:
+    """Return the facts of raw frames, of which `rows` has the records before the join; none unless it goes by the records' own times."""
+    return tuple(facts_of(rows, messages, config.sources)) if config.join is not None and config.join.is_timed else ()
+
+
+def watermarks_behind(frames: Frames | TimedFrames) -> Watermarks | None:
+    """Return the watermarks behind a range for the next `done`; None if the join goes by arrivals."""
+    return frames.last.stored if isinstance(frames, TimedFrames) else None
 
 
 def waiting_buckets(config: Program, item: ProcessItem) -> set[int]:
     """Return the buckets in which stored left records may wait: those need no record of their own to go on."""
     if config.join is None:
         return set()
-    ended_us = before(item.clock_us, config.join.windows.left_us)
+    ended_us = before(config.join.clock_us(item), config.join.windows.left_us)
     buckets = range(config.buckets)
     return {b for b in buckets if any(run.newest > ended_us for run in live_runs(item.runs, listed_as(LEFT_STORE, b)))}
 
 
-def join_stores(connections: Connections, join_step: Join, bucket: int) -> JoinStores:
+def join_stores(connections: Connections, join_step: Join, bucket: int) -> JoinStores | TimedJoinStores:
     """Return the stores of a bucket; the caller opens the segments that the last `done` lists."""
 
-    def made() -> JoinStores:
+    def made() -> JoinStores | TimedJoinStores:
         right, left = (connections.segments(listed_as(store, bucket)) for store in (RIGHT_STORE, LEFT_STORE))
-        return JoinStores(right, left, join_step.stored, join_step.windows)
+        return join_step.open_stores(right, left)
 
     return connections.keep(("join stores", bucket, join_step), made)
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What the join has made of a plan: counts, and the oldest left record that waits in the buckets that were joined."""
+    """What the join has made of a plan: counts, and the oldest left record that waits in the buckets that were joined.
+
+    `late`: dead letters of records that are late, by bucket, which the caller appends.
+    """
 
     counts: dict[str, int]
     waiting: Waiting | None
+    late: dict[int, pa.Table]
 
 
 class Joining:
     """The join of some buckets of a plan. `buckets`: their subjects."""
 
-    def __init__(self, connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, frames: Frames) -> None:
+    def __init__(
+        self, connections: Connections, config: Program, item: ProcessItem, buckets: Buckets, frames: Frames | TimedFrames
+    ) -> None:
         assert config.join is not None
         self._connections, self._config, self._item, self._buckets, self._frames = connections, config, item, buckets, frames
         self._join = config.join
         self._counts: Counter[str] = Counter()
+        self._late: dict[int, pa.Table] = {}
 
     def append(self, rows: Mapping[int, pa.Table], wanted: Iterable[int]) -> Appended:
         """Join the `wanted` buckets and those that have `rows`, and append what comes of it.
@@ -97,23 +132,40 @@ class Joining:
             found = {bucket: one.result() for bucket, one in working.items()}
             for one in found.values():
                 self._count(one)
+            for letters in self._late.values():
+                self._counts.update({REJECTED.total: letters.num_rows, **counts_of_reasons(letters)})
             for batch in _batches(self._slices(found)):
                 self._append_batch(batch, workers)
         oldest = min((one.oldest_waiting for one in found.values() if one.oldest_waiting), default=None)
-        return Appended(dict(self._counts), Waiting(*unpacked(oldest[0]), oldest[1]) if oldest else None)
+        return Appended(dict(self._counts), Waiting(*unpacked(oldest[0]), oldest[1]) if oldest else None, self._late)
 
     def _joined(self, bucket: int, rows: pa.Table | None) -> Joined:
+        if rows is not None:
+            rows = self._without_late(bucket, rows)
         item, stores = self._item, join_stores(self._connections, self._join, bucket)
         keys = [listed_as(store, bucket) for store in (RIGHT_STORE, LEFT_STORE)]
         stores.open(*(live_runs(item.runs, key) for key in keys))
-        left, right = self._join.sides(rows)
-        made = join(left, right, self._frames, stores)
+        made = self._join.joined(rows, self._frames, stores)
         reach("process.before-state")
         has_turn = bucket_with_turn(item.to, self._config.buckets) == bucket
-        listings = stores.add(made.new_rights, made.new_lefts, (item.start, item.to), item.clock_us, has_turn)
+        listings = stores.add(made.new_rights, made.new_lefts, (item.start, item.to), self._frames.start_us, has_turn)
         self._buckets.runs |= {key: listed(runs) for key, runs in zip(keys, listings, strict=True)}
         reach("process.after-state")
         return made
+
+    def _without_late(self, bucket: int, rows: pa.Table) -> pa.Table:
+        """Return the rows of a bucket without the late ones, whose dead letters are kept for the caller."""
+        if not isinstance(self._frames, TimedFrames):
+            return rows
+        connections, version = self._connections, self._item.config
+        kept, late = self._join.without_late(rows, self._frames)
+        letters = late
+        if late.num_rows:
+            records = read_again(connections.log, connections.names.stream("raw"), late)
+            letters = dead_letters(records, self._join.rejected_late(late), version, source=None, is_past_dedup=True)
+            self._late[bucket] = letters
+        admit(connections, version, LATE, (rows.num_rows, str(bucket), self._item.to), letters)
+        return kept
 
     def _count(self, made: Joined) -> None:
         counts = made.counts

@@ -21,6 +21,7 @@ from pipelines.process.buckets import check_not_passed, subjects_of
 from pipelines.process.frames import process_frames
 from pipelines.process.giving_up import given_up
 from pipelines.process.items import ProcessItem, SubjectTail
+from pipelines.process.join.progress import Fact
 from pipelines.process.program import Program
 from pipelines.process.snapshot_choice import SnapshotChoice
 from pipelines.process.stage_config import config_of, planned
@@ -52,6 +53,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     _undecided: Sequence[Sequence[Any]] = ()
     _is_unwritten = False
     """Whether it is known that no attempt has written anything of the undecided records."""
+    _times: Sequence[Fact] = ()
+    """The facts of the frames by which the last attempt has joined, which the amended plan keeps."""
     _attempts = (0, 0)
     """The end of the plan in work, and the number of its attempts: each task's process may have left a segment of its own."""
     _fetched: Sequence[Message] = ()
@@ -79,7 +82,8 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     def open_input(self) -> StreamInput:
         connections = self.connections
         upstream = connections.config.topology.upstream(self.name)
-        if config_of(connections, connections.run.stage_config).join is not None:
+        join = config_of(connections, connections.run.stage_config).join
+        if join is not None and not join.is_timed:
             return TickedInput(connections.log, connections.names, self.name, upstream, self._next_end_us)
         return StreamInput(connections.log, connections.names, self.name, upstream, Hold())
 
@@ -128,7 +132,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         """
         done, log = self._done, self.connections.log
         config = config_of(self.connections, self.connections.run.stage_config)
-        if done is None or not config.is_keyed or config.dedup.time_field or time.monotonic() < self._next_clock:
+        if done is None or not config.goes_by_arrival or time.monotonic() < self._next_clock:
             return
         self._next_clock = time.monotonic() + CLOCK_SECONDS
         limits = self.connections.config.resources.nats
@@ -220,8 +224,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             try:
                 return self._execute(body)
             except UndecidedError as error:
-                self._undecided, self._is_unwritten = error.records, error.is_unwritten
+                self._undecided, self._is_unwritten, self._times = error.records, error.is_unwritten, error.times
             except FunctionHaltError as error:
+                self._times = error.times
                 if body.config != self.connections.run.accepted_config:
                     raise
                 frames, config = self._fetch(body.start, body.to), config_of(self.connections, body.config)
@@ -246,7 +251,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         if not self._is_unwritten:
             self._check_not_passed(plan)
         # After an append of unknown outcome the same decision is appended again.
-        amended = self.chain.amend(replace(plan, poison=decided)).body
+        amended = self.chain.amend(replace(plan, poison=decided, times=plan.times or tuple(self._times))).body
         self._undecided = []
         return amended
 
@@ -297,6 +302,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             config=plan.config,
             poison=plan.poison,
             lookups=plan.lookups,
+            times=plan.times,
             tails=dict(self._tails),
             runs=self._lists.of(self._listed_by),
             step_frames=self._step_frames,
@@ -330,11 +336,11 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         if offer is None or offer.sequence <= self._seen_offer:
             return runs
         adopted = dict(runs)
-        for bucket, one in stored_form(Offers, offer).buckets.items():
-            present = runs.get(bucket, [])
-            storage = self.connections.segments(bucket)
+        for place, one in stored_form(Offers, offer).buckets.items():
+            present = runs.get(place, [])
+            storage = self.connections.segments(place)
             if digest_of_names(present[: one.count]) == one.names and all(storage.size(listed[0]) for listed in one.output):
-                adopted[bucket] = [*one.output, *present[one.count :]]
+                adopted[place] = [*one.output, *present[one.count :]]
         self._seen_offer = offer.sequence
         return adopted
 

@@ -217,6 +217,13 @@ class Program:
         return bool(self.dedup.key) or self.join is not None
 
     @property
+    def goes_by_arrival(self) -> bool:
+        """Whether a window of a step with state is measured on the arrival."""
+        return any(not step.time_field for step in (self.dedup, *self.side_dedups.values()) if step.key) or (
+            self.join is not None and not self.join.is_timed
+        )
+
+    @property
     def stores(self) -> tuple[str, ...]:
         """The key stores that the steps with state keep, per bucket."""
         if self.join is not None:

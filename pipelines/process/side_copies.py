@@ -16,7 +16,7 @@ from pipelines.process.dedup import COPY_KEY_COLUMNS, KEY_COLUMNS, PAST_COLUMN, 
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.join import IS_RIGHT_COLUMN
-from pipelines.protocol.naming import SIDE_DEDUP_STORES, listed_as
+from pipelines.protocol.naming import DEDUP_STORE, SIDE_DEDUP_STORES, listed_as
 from pipelines.protocol.positions import NO_POSITIONS, SEQUENCE_AND_ORDINAL, RawPositions, position_keys
 
 FirstOfKeys = Callable[[str, Dedup, pa.Table], Deduplicated]
@@ -24,8 +24,11 @@ FirstOfKeys = Callable[[str, Dedup, pa.Table], Deduplicated]
 _COMPARED = (*SEQUENCE_AND_ORDINAL, "_tf_arrival", PAST_COLUMN, *COPY_KEY_COLUMNS)
 
 
-def keys_by_place(rows: pa.Table, config: Program) -> dict[str, pa.Table]:
-    """Return the keys and positions that dedups compare, by store and bucket (`naming.listed_as`), in the order of the rows."""
+def keys_by_place(rows: pa.Table, config: Program, buckets: int) -> dict[str, pa.Table]:
+    """Return the keys and positions that dedups compare, by store and bucket (`naming.listed_as`), in the order of the rows.
+
+    `buckets`: the number of the stores' buckets, which a rebucketing has changed since older plans.
+    """
     found: dict[str, pa.Table] = {}
     for is_right in config.side_dedups:
         mine = rows.filter(pc.equal(rows.column(IS_RIGHT_COLUMN), is_right))
@@ -33,7 +36,7 @@ def keys_by_place(rows: pa.Table, config: Program) -> dict[str, pa.Table]:
             keys = mine.select([name for name in _COMPARED if name in mine.column_names])
             own = dict(zip(COPY_KEY_COLUMNS, KEY_COLUMNS, strict=True))
             keys = keys.rename_columns([own.get(name, name) for name in keys.column_names])
-            places = shares(keys, key_owners(keys, config.buckets))
+            places = shares(keys, key_owners(keys, buckets))
             found |= {listed_as(SIDE_DEDUP_STORES[is_right], bucket): share for bucket, share in places}
     return found
 
@@ -43,7 +46,7 @@ def copies_among(keys: Mapping[str, pa.Table], config: Program, buckets: Buckets
 
     def copies(place: str) -> RawPositions:
         store, _, bucket = place.rpartition("/")
-        found, _ = buckets.first_of_keys(_step_of(config, store), keys[place], int(bucket), store=store)
+        found, _ = buckets.first_of_keys(dedup_of(config, store), keys[place], int(bucket), store=store)
         return position_keys(found.duplicates)
 
     with buckets.means.threads(BUCKET_THREADS, "bucket") as workers:
@@ -52,15 +55,21 @@ def copies_among(keys: Mapping[str, pa.Table], config: Program, buckets: Buckets
     return positions
 
 
-def copies_found_by(first_of_keys: FirstOfKeys, rows: pa.Table, config: Program) -> RawPositions:
-    """Return the positions of the copies among the rows of both sides, found place by place, outside of a plan."""
+def copies_found_by(first_of_keys: FirstOfKeys, rows: pa.Table, config: Program, buckets: int) -> RawPositions:
+    """Return the positions of the copies among the rows of both sides, found place by place, outside of a plan.
+
+    `buckets`: as `keys_by_place` takes it.
+    """
     found = [NO_POSITIONS]
-    for place, keys in keys_by_place(rows, config).items():
-        found.append(position_keys(first_of_keys(place, _step_of(config, place.rpartition("/")[0]), keys).duplicates))
+    for place, keys in keys_by_place(rows, config, buckets).items():
+        found.append(position_keys(first_of_keys(place, dedup_of(config, place.rpartition("/")[0]), keys).duplicates))
     return np.concatenate(found)
 
 
-def _step_of(config: Program, store: str) -> Dedup:
+def dedup_of(config: Program, store: str) -> Dedup:
+    """Return the step whose accepted keys are in a store: the dedup of a side, or that of a pipeline without a join."""
+    if store == DEDUP_STORE:
+        return config.dedup
     return next(step for is_right, step in config.side_dedups.items() if SIDE_DEDUP_STORES[is_right] == store)
 
 

@@ -2,34 +2,22 @@
 
 What ends a window is the arrival of the next frame, as NATS dates it, so that a replay ends it at the same place. The process leg appends
 a tick when the window of the oldest left record that waits has ended by NATS's clock and no frame has arrived since: at most one in
-TICK_SECONDS, and none while nothing waits. A tick too many, of a leg that was fenced, is a frame like others: it shows what time it was.
+TICK_SECONDS, and none while nothing waits.
 """
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.inputs import Hold, Offset, StreamInput
-from pipelines.errors import ConflictError
 from pipelines.process.arrivals import microseconds
 from pipelines.protocol.naming import Names
-from pipelines.protocol.records import (
-    HEADER_FIRST,
-    HEADER_LAST,
-    HEADER_PARTITION,
-    HEADER_ROWS,
-    HEADER_TOPIC,
-    RAW_SCHEMA,
-    encode_frame,
-)
+from pipelines.protocol.ticks import append_tick
 from pipelines.protocol.topology import LegId
 
 TICK_SECONDS = 1.0
 _LOOK_SECONDS = 30.0
 """Longest time between two looks at NATS's clock."""
-_HEADERS = {HEADER_ROWS: "0", HEADER_TOPIC: "", HEADER_PARTITION: "0", HEADER_FIRST: "0", HEADER_LAST: "0"}
-_TICK = encode_frame(RAW_SCHEMA.empty_table())
 
 
 class TickedInput(StreamInput):
@@ -62,10 +50,3 @@ class TickedInput(StreamInput):
         self._seen_end_us, self._look_at = end_us, self._clock() + min(_LOOK_SECONDS, max(TICK_SECONDS, left_seconds))
         if left_seconds <= 0:
             append_tick(self._log, self._names)
-
-
-def append_tick(log: JetStream, names: Names) -> None:
-    """Append a tick, unless another process appends one now. Raise RetryableError if NATS is away, or raw is full."""
-    last = log.last(names.stream("raw"), names.tick())
-    with suppress(ConflictError):
-        log.publish(names.tick(), _TICK, _HEADERS, last.sequence if last else 0)

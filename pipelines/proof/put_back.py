@@ -31,8 +31,10 @@ from pipelines.progress import Progress, no_progress
 from pipelines.proof.readers.streams import read_frames
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify_sink
+from pipelines.protocol.bodies import REPROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.protocol.positions import RawPositions, position_keys, sequences_of
 from pipelines.protocol.purge import purge_lease
@@ -40,6 +42,7 @@ from pipelines.protocol.records import decode_frame, describe_frame
 from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
+from pipelines.sink.inserts import with_owner
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
 
@@ -101,8 +104,9 @@ def put_back(
         targets = [_target(clickhouse, subject.configs[version], part) for part, version in _parts(subject, missing)]
         names = Names(config.pipeline_id)
         with _lease(names, log, request) as lease:
-            _wait_until_quiet(names, clickhouse, config.sink.max_insert_time.total_seconds(), progress)
-            inserts = _Inserts(names, log, clickhouse, lease, progress)
+            _check_nothing_is_remade(log, names, before.table)
+            wait_until_quiet(clickhouse, _work(names), config.sink.max_insert_time.total_seconds(), progress)
+            inserts = _Inserts(config, log, clickhouse, lease, progress)
             rows = sum(inserts.insert(subject, target, frames_per_insert) for target in targets)
     return PutBack(before, len(missing), rows, verify_sink(config, log, request, progress))
 
@@ -138,7 +142,7 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
 def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositions, str]]:
     """Yield the positions by the configuration under which their rows were made, in order."""
     sequences = sequences_of(missing)
-    for first, last, version in subject.history.segments(int(sequences[0]), int(sequences[-1])):
+    for first, last, version in subject.history.rows_made(int(sequences[0]), int(sequences[-1])):
         part = missing[(sequences >= first) & (sequences <= last)]
         if len(part):
             yield part, version
@@ -173,14 +177,23 @@ def _lease(names: Names, log: JetStream, request: Request) -> Iterator[Lease]:
         lease.release()
 
 
-def _wait_until_quiet(names: Names, clickhouse: ClickHouse, longest_seconds: float, progress: Progress) -> None:
-    """Wait until no insert of a killed command can be running: its rows must be in the table before the first lookup.
+def _check_nothing_is_remade(log: JetStream, names: Names, table: str) -> None:
+    plan = read_chain(log, names, REPROCESS_CHAIN).plan
+    if plan is not None:
+        raise HaltError(
+            f"putting rows back into {table}: the rows of raw {plan.body.first}..{plan.body.last} are out of the table to be made anew; "
+            "nothing was inserted. Finish that with `tallyflow apply FILE --reprocess` first"
+        )
+
+
+def wait_until_quiet(clickhouse: ClickHouse, work: str, longest_seconds: float, progress: Progress) -> None:
+    """Wait until no statement of a killed command, named `work`, can be running: its effect must be in the table before the first lookup.
 
     `longest_seconds`: the longest an insert can take, for a server that does not list its inserts.
     """
     time.sleep(QUIET_SECONDS)
-    while at_work := clickhouse.inserts_at_work(_work(names)):
-        progress(f"waiting for {at_work} inserts of an earlier command that ClickHouse still runs")
+    while at_work := clickhouse.inserts_at_work(work):
+        progress(f"waiting for {at_work} statements of an earlier command that ClickHouse still runs")
         time.sleep(_LOOK_EVERY_SECONDS)
     if at_work is None:
         time.sleep(max(0.0, longest_seconds - QUIET_SECONDS))
@@ -194,8 +207,9 @@ def _work(names: Names) -> str:
 class _Inserts:
     """The inserts of one command, under its lease."""
 
-    def __init__(self, names: Names, log: JetStream, clickhouse: ClickHouse, lease: Lease, progress: Progress) -> None:
-        self._names, self._log, self._clickhouse, self._lease, self._progress = names, log, clickhouse, lease, progress
+    def __init__(self, pipeline: PipelineConfig, log: JetStream, clickhouse: ClickHouse, lease: Lease, progress: Progress) -> None:
+        self._pipeline, self._names = pipeline, Names(pipeline.pipeline_id)
+        self._log, self._clickhouse, self._lease, self._progress = log, clickhouse, lease, progress
 
     def insert(self, subject: Subject, target: _Target, frames_per_insert: int) -> int:
         """Insert the missing rows of one target; return how many were inserted."""
@@ -229,11 +243,11 @@ class _Inserts:
         self._progress(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
-        columns = config.insert_columns
-        block, token, work = insert_block(rows.select(columns)), self._token(config, positions), _work(self._names)
+        inserted = with_owner(self._pipeline, rows.select(config.insert_columns))
+        block, token, work = insert_block(inserted), self._token(config, positions), _work(self._names)
         reach("repair.before-insert")
         try:
-            self._clickhouse.insert(config.full_table, columns, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
+            self._clickhouse.insert(config.full_table, inserted.column_names, block, token, INSERT_MAX_EXECUTION_SECONDS, work)
         except RefusedError as error:
             raise HaltError(
                 f"putting rows back into {config.full_table}: the table refuses them now: {error}; correct the table and try again"

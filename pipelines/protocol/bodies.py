@@ -26,7 +26,7 @@ from pipelines.protocol.codec import (
     Version,
 )
 from pipelines.protocol.ledger import ChainState, ChainType, Done, Plan
-from pipelines.protocol.naming import REDRIVE
+from pipelines.protocol.naming import REDRIVE, REPROCESS
 
 NEVER = int(np.iinfo(np.int64).min)
 """An instant before every other, in microseconds."""
@@ -155,7 +155,8 @@ class PageReference(Form):
 class ProcessPlan(Plan):
     """Raw sequences to process, under the configuration of a version. `poison`: their records that are dead letters without being tried.
 
-    `lookups`: the digest of the snapshot of each table that its look-ups read, by the table's name.
+    `lookups`: the digest of the snapshot of each table that its look-ups read, by the table's name. `times`: the facts of its frames by
+    which an attempt without this poison has joined (`join.progress.Fact`): records that are not tried have no time.
     """
 
     start: Count
@@ -163,6 +164,7 @@ class ProcessPlan(Plan):
     config: Version
     poison: tuple[Poison, ...] = ()
     lookups: Lookups = field(default_factory=dict)
+    times: tuple[tuple[Count, Long, Long, Count], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +274,38 @@ class RedriveDone(Done):
     to: Count
 
 
+# Reprocess.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReprocessPlan(Plan):
+    """Rows of a table that are deleted and made anew; plans are numbered, `to` is the number.
+
+    `first` and `last`: their raw sequences, both inclusive. `config`: the mapping of the new rows. `rows`: their number. `positions`: the
+    packed positions of the rows that the table had (`positions.encoded`): exactly these get a row.
+    """
+
+    start: Count
+    to: Count
+    first: Count
+    last: Count
+    config: Version
+    table: FullTable
+    rows: Count
+    positions: Base64 = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReprocessDone(Done):
+    """Rows that were made anew: raw sequences `first` to `last`, both inclusive, and the mapping under which they are now."""
+
+    start: Count
+    to: Count
+    first: Count
+    last: Count
+    config: Version
+
+
 # The chains.
 
 INGEST_CHAIN = ChainType("ingest", IngestPlan, IngestDone)
@@ -279,7 +313,8 @@ PROCESS_CHAIN = ChainType("process", ProcessPlan, ProcessDone)
 SINK_CHAIN = ChainType("sink", SinkPlan, SinkDone)
 DEAD_LETTERS_CHAIN = ChainType("dead_letters", SinkPlan, SinkDone)
 REDRIVE_CHAIN = ChainType(REDRIVE, RedrivePlan, RedriveDone)
-_ALL = (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, DEAD_LETTERS_CHAIN, REDRIVE_CHAIN)
+REPROCESS_CHAIN = ChainType(REPROCESS, ReprocessPlan, ReprocessDone)
+_ALL = (INGEST_CHAIN, PROCESS_CHAIN, SINK_CHAIN, DEAD_LETTERS_CHAIN, REDRIVE_CHAIN, REPROCESS_CHAIN)
 CHAINS: dict[str, ChainType[Any, Any]] = {kind.leg: kind for kind in _ALL}
 """The chains by leg."""
 ProcessState = ChainState[ProcessPlan, ProcessDone]

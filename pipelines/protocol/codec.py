@@ -33,6 +33,8 @@ Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PartitionKey = Annotated[str, Strict(), Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A Kafka partition, or a bucket, as a key of JSON."""
+StorePlace = Annotated[str, Strict(), Field(pattern=r"^((dedup|join)-(left|right)/)?(0|[1-9][0-9]{0,9})$")]
+"""A store and a bucket as `naming.listed_as` names them, which is also the name of a directory."""
 Version = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
 """The version of a stage configuration, which is a token of a subject."""
 Digest = Annotated[str, Strict(), Field(pattern=r"^[0-9a-f]{0,64}$")]

@@ -178,8 +178,11 @@ ROLES = ("raw", "out", "dlq", "duplicates", "runs", "ledger")
 """Roles of streams; `all_roles` adds those of further sinks, and those that hold bodies of frames."""
 REDRIVE = "redrive"
 """Name of the chain and the lease for taking dead letters: to redrive or to discard them."""
+REPROCESS = "reprocess"
+"""Name of the chain for making rows of the table anew under an edited mapping."""
+CHAINS_BESIDE_LEGS = (REDRIVE, REPROCESS)
 PUT_BACK = "put-back"
-"""Name of the lease for putting rows back into the table."""
+"""Name of the lease for putting rows back into the table, and for making them anew."""
 
 
 def bucket_of_key(low_words: npt.NDArray[np.uint64], buckets: int) -> npt.NDArray[np.int64]:

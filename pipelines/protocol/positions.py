@@ -6,6 +6,8 @@ a uint64 (`packed`) it is a key that sorts as records do; a record has one, what
 """
 
 import re
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence, Sized
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -63,6 +65,11 @@ class Position(NamedTuple):
     def end_of(cls, sequence: int) -> "Position":
         """Return the last position that a frame of this sequence could produce."""
         return cls(sequence, MAX_ORDINAL, MAX_ORDINAL)
+
+    @classmethod
+    def end_of_causes(cls, sequence: int) -> "Position":
+        """Return the last cause that a record of a frame of this sequence could be; the end of a window at the next frame is behind it."""
+        return cls(sequence, _ORDINAL_MASK - 1, MAX_ORDINAL)
 
 
 class SourcePartition(NamedTuple):
@@ -127,6 +134,18 @@ def packed_record(text: str) -> int:
     """Return the key of a position in the notation of `record_position`."""
     position = record_position(text)
     return first_position(position.sequence) | position.ordinal
+
+
+def encoded(keys: RawPositions) -> str:
+    """Return ascending keys as text for the ledger: their differences, packed. Neighbours take a bit or two each."""
+    return b64encode(zlib.compress(np.diff(keys, prepend=np.uint64(0)).astype("<u8").tobytes())).decode() if len(keys) else ""
+
+
+def decoded(text: str) -> RawPositions:
+    """Return the keys that `encoded` has written. Raise ValueError, or zlib.error, for anything else."""
+    differences = np.frombuffer(zlib.decompress(b64decode(text)), "<u8") if text else NO_POSITIONS
+    keys: RawPositions = np.cumsum(differences, dtype=np.uint64)
+    return keys
 
 
 def position_keys(table: pa.Table) -> RawPositions:

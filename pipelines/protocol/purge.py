@@ -4,8 +4,8 @@ A leg purges its input in steps of its own `done` entries: the newest one that m
 frames are purged from the stream, below its plan entries are purged from the chain, so stream and chain always reach back to the same
 range. Kept in any case: the last message of every subject (a resume point), the frame at `done.to` (its digest is verified), raw frames of
 out rows that are not confirmed yet (ClickHouse may refuse such a row, and its dead letter is made of the raw record), raw frames of left
-records that wait in a join (for the same reason), and raw frames that ingest has not confirmed (it reads them back to count them). The
-extent of a purge is on the ledger before anything is purged.
+records that wait in a join (for the same reason), raw frames of rows that are out of the table to be made anew, and raw frames that ingest
+has not confirmed (it reads them back to count them). The extent of a purge is on the ledger before anything is purged.
 
 A purge names a sequence below an existing `done`, and `done` never steps back. So every purge, however late, even from a runner that was
 fenced, removes only messages that were allowed to be purged when it was decided.
@@ -22,7 +22,7 @@ from typing import Protocol
 from pydantic import AwareDatetime
 
 from pipelines.errors import ConflictError
-from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN, IngestDone, IngestPlan, ProcessDone, RedrivePlan
+from pipelines.protocol.bodies import PROCESS_CHAIN, REDRIVE_CHAIN, REPROCESS_CHAIN, IngestDone, IngestPlan, ProcessDone, RedrivePlan
 from pipelines.protocol.codec import Count, Flag, Form, to_text
 from pipelines.protocol.existence import Stream, Streams
 from pipelines.protocol.failpoints import reach
@@ -220,8 +220,8 @@ class Purge:
             return
         now = _clock(chain.done.body, newest)
         limit, anywhere = self._limits(chain.done.body.to if self._role else 1)
-        if isinstance(chain.done.body, ProcessDone) and chain.done.body.waiting is not None:
-            kept_from = chain.done.body.waiting.sequence - 1
+        if isinstance(chain.done.body, ProcessDone):
+            kept_from = self._last_not_needed(chain.done.body)
             limit, anywhere = min(limit, kept_from), min(anywhere, kept_from)
         floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
         if self._role:
@@ -236,6 +236,12 @@ class Purge:
         first = min(floor.first_entry, chain.plan.sequence if chain.plan else floor.first_entry)
         self._purge_subject(self._ledger, self._names.chain(self._leg), first)
         self._first_entry = first
+
+    def _last_not_needed(self, done: ProcessDone) -> int:
+        """Return the last raw sequence before what waits in a join, and before rows that are out of the table to be made anew."""
+        waiting = done.waiting.sequence - 1 if done.waiting is not None else sys.maxsize
+        plan = read_chain(self._log, self._names, REPROCESS_CHAIN).plan
+        return min(waiting, plan.body.first - 1 if plan else sys.maxsize)
 
     def _decision(self, floor: _Floor | None, for_room: int, now: datetime) -> Purged:
         """Return the extent of the purge; to make room it need not end at the end of a range.

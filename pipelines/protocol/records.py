@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipelines.errors import HaltError
 from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES, MAX_FRAME_BYTES
+from pipelines.types.vectors import empty_batch, of_these_rows
 
 MAX_RECORD_BYTES = 448 * 1024
 """A record whose key, value and headers are larger together travels as head and digest only, and parse rejects it."""
@@ -122,6 +123,8 @@ HEADER_RUN = "Tf-Run"
 HEADER_SKIPPED = "Tf-Skipped"
 HEADER_OLDEST = "Tf-Oldest"
 """Header of an out frame with rows of a join: no row of it, or of a later frame, is of a raw frame before this sequence."""
+HEADER_IDLE = "Tf-Idle"
+"""Header of a tick: the partitions that it marks as idle (`protocol.ticks`)."""
 HEADER_CONFIG = "Tf-Config"
 """Header of an out frame: the version of the configuration under which its rows were made."""
 
@@ -174,8 +177,8 @@ def empty_rejected() -> pa.Table:
 
 def encode_frame(table: pa.Table) -> bytes:
     """Encode the table as one Arrow IPC stream of one record batch, lz4; an empty table gives a schema and an empty batch."""
-    batches = table.combine_chunks().to_batches()
-    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    batches = of_these_rows(table).combine_chunks().to_batches()
+    batch = batches[0] if batches else empty_batch(table.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(batch)

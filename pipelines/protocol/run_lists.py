@@ -17,7 +17,7 @@ from typing import Any
 
 from pipelines.errors import ConflictError, DataLossError
 from pipelines.protocol.bodies import PROCESS_CHAIN, PageReference, ProcessState
-from pipelines.protocol.codec import Count, Digest, Form, PartitionKey
+from pipelines.protocol.codec import Count, Digest, Form, StorePlace
 from pipelines.protocol.ledger import Log, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import digest
@@ -46,9 +46,9 @@ class Offer(Form):
 
 @dataclass(frozen=True)
 class Offers(Form):
-    """The offers of one compaction, by bucket."""
+    """The offers of one compaction, by store and bucket."""
 
-    buckets: dict[PartitionKey, Offer]
+    buckets: dict[StorePlace, Offer]
 
 
 class RunLists:

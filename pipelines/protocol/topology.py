@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pipelines.protocol import outcomes
 from pipelines.protocol.bodies import CHAINS
 from pipelines.protocol.ledger import ChainType
-from pipelines.protocol.naming import REDRIVE, leg_token, leg_token_text, role_token, source_of_subject
+from pipelines.protocol.naming import CHAINS_BESIDE_LEGS, REDRIVE, leg_token, leg_token_text, role_token, source_of_subject
 
 T = TypeVar("T")
 RAW, OUT, DLQ = "raw", "out", "dlq"
@@ -49,7 +49,7 @@ def for_every_kind(entries: Mapping[str, T]) -> Mapping[str, T]:
     return entries
 
 
-for_every_kind({kind: chain for kind, chain in CHAINS.items() if kind != REDRIVE})
+for_every_kind({kind: chain for kind, chain in CHAINS.items() if kind not in CHAINS_BESIDE_LEGS})
 for_every_kind(outcomes.BY_KIND)
 
 
@@ -337,5 +337,5 @@ class Topology:
 
 
 def chain_of(leg: str) -> ChainType[Any, Any]:
-    """Return the type of a chain: of a leg's, or of redrive's."""
-    return CHAINS[REDRIVE] if leg == REDRIVE else LegId.parse(leg).chain
+    """Return the type of a chain: of a leg's, or of work beside the legs."""
+    return CHAINS[leg] if leg in CHAINS_BESIDE_LEGS else LegId.parse(leg).chain

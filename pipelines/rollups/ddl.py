@@ -12,6 +12,10 @@ from pipelines.connectors.sql import filled, statement
 from pipelines.rollups.feeds import Feed, FeedColumn, column_types, feeds, feeds_of, rollups_of, window_columns
 from pipelines.types.columns import quote_identifier
 
+MERGE_SETTING = "min_parts_to_merge_at_once"
+"""A setting of tables that older servers do not know."""
+PARTS_OF_A_MERGE = 20
+"""The fewest parts of a target that are merged at once: each merge reads every state anew, and larger ones are fewer."""
 _KEPT_REFRESHES = 12
 _LEAST_KEPT_SECONDS = 3600
 
@@ -37,7 +41,8 @@ class RollupStatements:
         views = [self.create_view(feed, cut) for feed in self.feeds]
         return [*before, *views, *(text for rollup in self.rollups for text in self.create_windows(rollup))]
 
-    def create_target(self, feed: Feed) -> str:
+    def create_target(self, feed: Feed, merges_many: bool = True) -> str:
+        """Return the statement of a target. `merges_many`: whether the server knows MERGE_SETTING."""
         keep = feed.rollup.keep
         ttl = f"\nTTL toDateTime({BUCKET}) + INTERVAL {int(keep.total_seconds())} SECOND" if keep is not None else ""
         return bare(
@@ -48,6 +53,7 @@ class RollupStatements:
             order_by=_names(feed.keys),
             ttl=ttl,
             window=CREATED_DEDUP_WINDOW,
+            merges=f", {MERGE_SETTING} = {PARTS_OF_A_MERGE}" if merges_many else "",
         )
 
     def create_view(self, feed: Feed, cut: int) -> str:
@@ -71,7 +77,7 @@ class RollupStatements:
             table=self._table,
             columns=", ".join(f"{column.value} AS {quote_identifier(column.name)}" for column in feed.columns),
             within=" AND ".join(filter(None, (within, feed.where))),
-            keys=", ".join(column.value for column in feed.keys),
+            grouped=f" GROUP BY {', '.join(column.value for column in feed.keys)}" if feed.is_grouped else "",
         )
 
     def drop(self, name: str) -> str:

@@ -14,7 +14,6 @@ from pipelines.types.columns import ColumnType, quote_identifier, value_type
 
 BUCKET_TYPE = "DateTime64(0, 'UTC')"
 """Unlike a DateTime it holds every instant that a column may have, so that no bucket wraps around."""
-ERROR_OF_QUANTILES = 0.01
 _SUM_OF_INTEGERS = "Int128"
 _DIGITS_OF_SUMS = 38
 
@@ -35,7 +34,8 @@ class FeedColumn:
 class Feed:
     """A target, the view that feeds it, and their columns: `keys` that its rows are grouped by, and `values`.
 
-    `where`: a condition over the rows of the table, in SQL; empty for all of them.
+    `where`: a condition over the rows of the table, in SQL; empty for all of them. `is_grouped`: whether the view adds up the rows of a
+    key; otherwise each row of the table is sent to the target, which adds up those of a key when it sorts a block.
     """
 
     rollup: Rollup
@@ -43,6 +43,7 @@ class Feed:
     keys: tuple[FeedColumn, ...]
     values: tuple[FeedColumn, ...]
     where: str = ""
+    is_grouped: bool = True
 
     @property
     def view(self) -> str:
@@ -82,10 +83,15 @@ def plain(kind: ColumnType) -> str:
     return str(ColumnType(kind.name, kind.arguments, fields=kind.fields))
 
 
-def _cast(name: str, kind: ColumnType, nullable: bool = False) -> str:
+def _is_encoded(kind: ColumnType) -> bool:
+    """Return whether the table keeps texts of this type by their numbers in a dictionary."""
+    return kind.low_cardinality and kind.name == "String"
+
+
+def _cast(name: str, kind: ColumnType, nullable: bool = False, encoded: bool = False) -> str:
     """Return SQL of a column as its declared type, whatever the table makes of it."""
     wanted = f"Nullable({plain(kind)})" if nullable else plain(kind)
-    return f"CAST(source.{quote_identifier(name)}, {_literal(wanted)})"
+    return f"CAST(source.{quote_identifier(name)}, {_literal(f'LowCardinality({wanted})' if encoded else wanted)})"
 
 
 def _literal(text: str) -> str:
@@ -113,10 +119,10 @@ def _sum(measure: Measure, types: Mapping[str, ColumnType]) -> FeedColumn:
     return _added_up(measure.name, measure.sum.column, types)
 
 
-def _added_up(name: str, column: str, types: Mapping[str, ColumnType]) -> FeedColumn:
+def _added_up(name: str, column: str, types: Mapping[str, ColumnType], is_grouped: bool = True) -> FeedColumn:
     kind = _sum_type(types[column])
-    summed = f"sum(ifNull(CAST(source.{quote_identifier(column)}, 'Nullable({kind})'), CAST(0, '{kind}')))"
-    return FeedColumn(name, f"SimpleAggregateFunction(sum, {kind})", summed, f"sum({name})", kind)
+    value = f"ifNull(CAST(source.{quote_identifier(column)}, 'Nullable({kind})'), CAST(0, '{kind}'))"
+    return FeedColumn(name, f"SimpleAggregateFunction(sum, {kind})", f"sum({value})" if is_grouped else value, f"sum({name})", kind)
 
 
 def _unique(measure: Measure, types: Mapping[str, ColumnType]) -> FeedColumn:
@@ -135,7 +141,8 @@ def _unique(measure: Measure, types: Mapping[str, ColumnType]) -> FeedColumn:
 
 def _quantile(measure: Measure, types: Mapping[str, ColumnType]) -> FeedColumn:
     assert measure.quantile is not None
-    function, parameters = "quantileDD", f"({ERROR_OF_QUANTILES}, {measure.quantile.q!r})"
+    # It counts values by their first 8 significant bits: half of the CPU of a DDSketch, and no larger error near zero (measured, 26.9).
+    function, parameters = "quantileBFloat16", f"({measure.quantile.q!r})"
     state = f"{function}State{parameters}(CAST(source.{quote_identifier(measure.quantile.column)}, 'Nullable(Float64)'))"
     kind = f"AggregateFunction({function}{parameters}, Nullable(Float64))"
     merged = f"{function}Merge{parameters}({measure.name})"
@@ -155,14 +162,30 @@ def _top(rollup: Rollup, measure: Measure, types: Mapping[str, ColumnType], keys
     top = measure.top
     assert top is not None
     kind = types[top.column]
-    item = FeedColumn(ITEM, plain(kind), f"assumeNotNull({_cast(top.column, kind, nullable=True)})")
-    amount = _added_up(AMOUNT, top.by, types) if top.by is not None else _counted()
     where = f"source.{quote_identifier(top.column)} IS NOT NULL"
-    return Feed(rollup, rollup.top_target(measure), (*keys, item), (amount,), where)
+    item = f"assumeNotNull({_cast(top.column, kind, nullable=True, encoded=_is_encoded(kind))})"
+    # Most buckets have several items: to sort numbers of a dictionary costs less than to hash the texts and then sort these.
+    is_grouped = not _is_encoded(kind)
+    amount = _added_up(AMOUNT, top.by, types, is_grouped) if top.by is not None else _counted(is_grouped)
+    if not is_grouped:
+        keys = tuple(_encoded(column, types) for column in keys)
+    return Feed(rollup, rollup.top_target(measure), (*keys, FeedColumn(ITEM, _stored(kind), item)), (amount,), where, is_grouped)
 
 
-def _counted() -> FeedColumn:
-    return FeedColumn(AMOUNT, "SimpleAggregateFunction(sum, UInt64)", "count()", f"sum({AMOUNT})", "UInt64")
+def _encoded(column: FeedColumn, types: Mapping[str, ColumnType]) -> FeedColumn:
+    """Return a key as the table keeps it: a text by its number in a dictionary. The bucket stays as it is."""
+    if column.name == BUCKET or not _is_encoded(types[column.name]):
+        return column
+    return FeedColumn(column.name, _stored(types[column.name]), _cast(column.name, types[column.name], encoded=True))
+
+
+def _stored(kind: ColumnType) -> str:
+    return f"LowCardinality({plain(kind)})" if _is_encoded(kind) else plain(kind)
+
+
+def _counted(is_grouped: bool) -> FeedColumn:
+    value = "count()" if is_grouped else "CAST(1, 'UInt64')"
+    return FeedColumn(AMOUNT, "SimpleAggregateFunction(sum, UInt64)", value, f"sum({AMOUNT})", "UInt64")
 
 
 def window_columns(rollup: Rollup, types: Mapping[str, ColumnType]) -> list[tuple[str, str]]:
@@ -171,7 +194,7 @@ def window_columns(rollup: Rollup, types: Mapping[str, ColumnType]) -> list[tupl
     figures = {column.name: column.figure_type for column in whole.values}
     for measure, feed in zip(rollup.tops, tops, strict=True):
         item, amount = feed.keys[-1], feed.values[0]
-        figures[measure.name] = f"Array(Tuple(item {item.type}, amount {amount.figure_type}))"
+        figures[measure.name] = f"Array(Tuple(item {plain(value_type(item.type))}, amount {amount.figure_type}))"
     return [
         (REFRESHED_AT, "DateTime64(6, 'UTC')"),
         (AS_OF, "DateTime64(0, 'UTC')"),

@@ -1,15 +1,22 @@
 """Whether a run has confirmed everything up to the ends of its sources."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipelines.connectors.nats.client import JetStream
-from pipelines.protocol.ledger import ChainState
+from pipelines.protocol.ledger import ChainState, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId
 
 Targets = Mapping[LegId, Mapping[int, int]]
 """The frozen ends of the sources: by ingest leg, the next offset of each partition."""
+
+
+def begun(legs: Iterable[LegId], log: JetStream, names: Names) -> dict[LegId, dict[int, int]]:
+    """Return the offsets up to which each ingest leg has written, or has planned to: the least end at which a run can stop."""
+    states = {leg: read_chain(log, names, leg.chain) for leg in legs}
+    ends = {leg: state.plan.body.to if state.plan else state.to or {} for leg, state in states.items()}
+    return {leg: {int(partition): end for partition, end in end.items()} for leg, end in ends.items()}
 
 
 def has_reached_the_end(leg: LegId, state: ChainState[Any, Any], targets: Targets, log: JetStream, names: Names) -> bool:

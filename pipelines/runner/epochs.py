@@ -59,7 +59,7 @@ class Epochs:
         self._query: StreamingQuery | None = None
         self._starts = 0
         self._is_over = threading.Event()
-        """Set when an epoch has ended that knew of the stop: every leg has ended, and Spark has counted its rows."""
+        """Set when an epoch has ended behind a stop in which every leg has ended: Spark has counted all rows."""
         self.scaling, self.limits = Scaling(), limits
         self._began = clock()
         self._lacking_since: float | None = None
@@ -130,7 +130,8 @@ class Epochs:
             if row["failure"]:
                 self._fail(row["share"], from_failure(row["failure"]))
         self.rows += counted.get["rows"]
-        if self._coordinator.is_stopping:
+        # A leg may go on behind the task of this epoch: the next one counts what it has taken.
+        if self._coordinator.is_stopping and all(row["has_ended"] for row in rows):
             self._is_over.set()
 
     def look(self) -> None:

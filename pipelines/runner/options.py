@@ -14,7 +14,8 @@ from pipelines.protocol.topology import LegId
 class RunOptions:
     """Options of a run: the legs, whether to exit when Kafka's present end is confirmed, and how long to wait for systems at startup.
 
-    `legs`: empty for all legs of the pipeline. `accept`: without the rejection limit. `properties`: Spark's own file of
+    `legs`: empty for all legs of the pipeline. `drain`: exit when what ingest has begun to write is confirmed, whatever else Kafka holds.
+    `accept`: without the rejection limit. `properties`: Spark's own file of
     settings for the master.
     """
 
@@ -24,6 +25,12 @@ class RunOptions:
     master: str | None = None
     accept: bool = False
     properties: Path | None = None
+    drain: bool = False
+
+    @property
+    def has_an_end(self) -> bool:
+        """Whether the run ends by itself."""
+        return self.until_caught_up or self.drain
 
 
 def files_needed(config: PipelineConfig) -> int:

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of, unsupported
 from pipelines.config.fields import all_passed
+from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.config.text import path_text
 from pipelines.config.transforms.python import FunctionConfig
 from pipelines.connectors.nats.client import JetStream
@@ -189,7 +190,7 @@ def _shape_text(config: PipelineConfig) -> str:
 
 
 def _shape_difference(pipeline: str, before: str, now: str) -> str:
-    old, new = ({"streams": 1, **dict(_leaves(json.loads(text)))} for text in (before, now))
+    old, new = ({"streams": 1, **dict(leaves(json.loads(text)))} for text in (before, now))
     changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     edits = "; ".join(f"{key} was {old.get(key)!r}, the file has {new.get(key)!r}" for key in changed)
     way = "; stop the pipeline and run `tallyflow rebucket`, or restore the old value" if changed == ["buckets"] else ""
@@ -199,11 +200,11 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
     )
 
 
-def _leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the facts of a shape, by path."""
     for key, value in shape.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{at}{key}.")
+            yield from leaves(value, f"{at}{key}.")
         else:
             yield f"{at}{key}", value
 
@@ -215,6 +216,12 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
     """
     if config.sink.existing_rows == "keep" or _has_sent(config, log):
         return
+    if config.sink.names_pipeline and (unowned := sink.count_unowned(table.database, table.name)):
+        raise HaltError(
+            f"starting pipeline {config.pipeline_id}: {count_of(unowned, 'row')} of table {table.full_name} name no pipeline in "
+            f"{PIPELINE_COLUMN}, so another one writes it without `shared_table: true`. Nothing was started: set it in the file of that "
+            "one, too, and run `tallyflow apply` there, or name another table"
+        )
     has_positions = any(column.name == "_tf_sequence" for column in table.columns)
     count = sink.count_rows(table.database, table.name, has_positions)
     # A runner of this pipeline may have begun to send while the rows were counted.
@@ -224,7 +231,8 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
     raise HaltError(
         f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds {count_of(count, 'row')} "
         f"{whose}. Nothing was started, because records that are already in the table would be doubled: name another table, or empty this "
-        f"one (TRUNCATE TABLE {table.full_name}). To keep the rows, set `existing_rows: keep` in the sink; audit, verify and the checks "
+        f"one (TRUNCATE TABLE {table.full_name}). If both pipelines are to write it, set "
+        "`shared_table: true` in both files. To keep the rows, set `existing_rows: keep` in the sink; audit, verify and the checks "
         "will report them as extra"
     )
 

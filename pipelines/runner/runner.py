@@ -51,7 +51,7 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import SINK, LegId
 from pipelines.rollups.fills import RollupFills, fills_of
-from pipelines.runner.caught_up import has_reached_the_end
+from pipelines.runner.caught_up import begun, has_reached_the_end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.events import Event, Report, ignore, step
 from pipelines.runner.halts import halts_noted
@@ -221,6 +221,8 @@ class Runner:
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
             self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
+        elif self.options.drain:
+            self._targets = begun(self.sources, self.log, self.names)
         return prepared
 
     def _fetch_tables(self, prepared: Prepared) -> None:
@@ -358,7 +360,7 @@ class Runner:
                 raise self._jvm_ended()
             epochs.look()
             halted = [leg for leg in self.legs.values() if leg.failure is not None]
-            if halted and (self.options.until_caught_up or len(halted) == len(self.legs) or self.is_fenced):
+            if halted and (self.options.has_an_end or len(halted) == len(self.legs) or self.is_fenced):
                 raise halted[0].failure or HaltError(f"{halted[0].name} halted")
             if self._targets is not None and self.is_caught_up():
                 return

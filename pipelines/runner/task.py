@@ -14,8 +14,8 @@ from pipelines.errors import RetryableError, TallyflowError
 from pipelines.host import collect_rarely
 from pipelines.runner.share import Share
 
-ROWS = "share long, leg string, rows long, failure string"
-SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string())])
+ROWS = "share long, leg string, rows long, failure string, has_ended boolean"
+SCHEMA = pa.schema([("share", pa.int64()), ("leg", pa.string()), ("rows", pa.int64()), ("failure", pa.string()), ("has_ended", pa.bool_())])
 
 
 def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -36,13 +36,15 @@ def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable
 def _worked(run_text: str, subject: str, number: int, epoch: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
     try:
-        rows = KEPT.share(run_text, subject, number, epoch).hold(epoch, seconds)
+        share = KEPT.share(run_text, subject, number, epoch)
+        rows = share.hold(epoch, seconds)
     except RetryableError:
         raise
     except TallyflowError as error:
-        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error)}
+        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error), "has_ended": True}
         return
-    yield from ({"share": number, "leg": str(leg), "rows": count, "failure": None} for leg, count in rows.items())
+    told = {"share": number, "failure": None, "has_ended": share.is_over}
+    yield from ({**told, "leg": str(leg), "rows": count} for leg, count in rows.items())
 
 
 class _Kept:

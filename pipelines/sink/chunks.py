@@ -23,6 +23,7 @@ from pipelines.errors import HaltError, InvariantError
 from pipelines.protocol.bodies import PlannedPieces
 from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.records import Message, decode_frame, describe_frame, payloads_digest
+from pipelines.types.vectors import empty_batch
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 128 * 1024 * 1024
@@ -259,7 +260,7 @@ def insert_block(table: pa.Table) -> bytes:
     fits = all(column.nbytes < MAX_COLUMN_BYTES for column in table.columns)
     batches = table.combine_chunks().to_batches() if fits and table.num_rows else []
     if fits and not table.num_rows:
-        batches = [pa.RecordBatch.from_pylist([], schema=table.schema)]
+        batches = [empty_batch(table.schema)]
     if len(batches) != 1:
         raise InvariantError(
             f"inserting a chunk: its {table.num_rows} rows do not fit into one block ({table.nbytes} bytes); nothing was sent"

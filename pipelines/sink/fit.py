@@ -5,7 +5,6 @@ takes none (measured, 26.9). So a frame's columns are compared with the table's 
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -15,11 +14,9 @@ from pipelines.errors import HaltError
 from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
 from pipelines.process.program import Program
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
-from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type, value_type
-
-_WIDEST_ARROW_INTEGER = 64
-_FINEST_EXACT_INSTANT = 8
-"""Digits of a DateTime64 that holds every instant of a coarser one; with 9 it ends in 2262."""
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import ColumnType, value_type
+from pipelines.types.widening import bare, is_wider
 
 
 def misfits(config: Program, position_columns: Sequence[str], columns: Sequence[TableColumn], nulls: Collection[str]) -> list[str]:
@@ -55,44 +52,16 @@ def _position_misfits(names: Sequence[str], columns: Sequence[TableColumn]) -> I
 def keeps_values(actual: str, made_for: ColumnType) -> bool:
     """Return True if a column of the type `actual`, in the server's notation, keeps every value of `made_for` except null unchanged."""
     try:
-        column = _bare(value_type(actual))
+        column = bare(value_type(actual))
     except ValueError:
         return False
-    return column == _bare(made_for) or _is_wider(column, _bare(made_for))
+    return column == bare(made_for) or is_wider(column, bare(made_for))
 
 
 def keeps_null(column: TableColumn) -> bool:
     """Return True if a null stays null in the column, or becomes its DEFAULT."""
     kind = value_type(column.type)
-    return kind.nullable or (column.default_kind == "DEFAULT" and kind.name not in NO_DEFAULT_FOR_NULL)
-
-
-def _bare(kind: ColumnType) -> ColumnType:
-    """Remove everything that changes no value: LowCardinality, Nullable at the top, and the zone in which instants are shown."""
-    return replace(_without_low_cardinality(kind), nullable=False)
-
-
-def _without_low_cardinality(kind: ColumnType) -> ColumnType:
-    arguments = tuple(_without_low_cardinality(one) if isinstance(one, ColumnType) else one for one in kind.arguments)
-    if kind.name in ("DateTime", "DateTime64"):
-        arguments = tuple(one for one in arguments if not isinstance(one, str))
-    return replace(kind, arguments=arguments, low_cardinality=False)
-
-
-def _is_wider(column: ColumnType, made_for: ColumnType) -> bool:
-    """Return True if `column` keeps every value of the other type `made_for`; measured, see tests/integration/test_column_types.py."""
-    names = (made_for.name, column.name)
-    if made_for.name in INTEGER_BITS and column.name in INTEGER_BITS:
-        bits, wanted = INTEGER_BITS[column.name], INTEGER_BITS[made_for.name]
-        is_signed, was_signed = not column.name.startswith("U"), not made_for.name.startswith("U")
-        return wanted < bits <= _WIDEST_ARROW_INTEGER and (is_signed or not was_signed)
-    if names in (("Float32", "Float64"), ("Date", "Date32")):
-        return True
-    if names == ("Decimal", "Decimal"):
-        return column.number(1) == made_for.number(1) and column.number(0) > made_for.number(0)
-    if names == ("DateTime64", "DateTime64"):
-        return made_for.number(0) < column.number(0) <= _FINEST_EXACT_INSTANT
-    return column.name.startswith("Enum") and names[0] == names[1] and {*made_for.members} <= {*column.members}
+    return kind.takes_null or (column.default_kind == "DEFAULT" and kind.name not in NO_DEFAULT_FOR_NULL)
 
 
 def way_on(pipeline: str, leg: str) -> str:

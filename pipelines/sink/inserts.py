@@ -3,8 +3,11 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
+from pipelines.config import PipelineConfig
+from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.engine.connections import Connections
 from pipelines.errors import HaltError, InvariantError
 from pipelines.process.program import Program
@@ -42,6 +45,14 @@ def check_columns(connections: Connections, config: Program, rows: pa.Table) -> 
             f"under configuration {config.version}: {'; '.join(faults)}. They were not sent. "
             f"{way_on(connections.names.pipeline, connections.config.topology.option(connections.config.sink_leg))}"
         )
+
+
+def with_owner(config: PipelineConfig, rows: pa.Table) -> pa.Table:
+    """Return the rows as a shared table takes them: with the pipeline that they are of."""
+    if not config.sink.names_pipeline:
+        return rows
+    owner = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int8), [config.pipeline_id])
+    return rows.append_column(PIPELINE_COLUMN, owner)
 
 
 def check_digest(chunk: Chunk, stream: str, planned: str) -> None:

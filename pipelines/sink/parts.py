@@ -24,7 +24,7 @@ from pipelines.protocol.codec import Count, Digest, Flag, Form, Text, Version, f
 from pipelines.protocol.records import Message
 from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import Chunk, Pieces, Rows, chunk_rows, insert_block
-from pipelines.sink.inserts import check_columns, check_digest, insert, insert_columns, token_of, work_of
+from pipelines.sink.inserts import check_columns, check_digest, insert, insert_columns, token_of, with_owner, work_of
 from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS
 
 SINK_PART = "sink"
@@ -112,6 +112,7 @@ def _send(connections: Connections, item: InsertItem, chunk: Chunk, check_right:
     config = config_of(connections, item.config)
     rows = chunk_rows(chunk, insert_columns(connections, config))
     check_columns(connections, config, rows)
+    rows = with_owner(connections.config, rows)
     block = insert_block(rows)
     # Last, because nothing fences an insert.
     check_right()

@@ -76,8 +76,8 @@ class RollupFeeds:
         """Create targets and progress, if the file asks for it; they are there otherwise, by the check of the start."""
         if not self._state.can_create:
             return
-        for feed in self._state.statements.feeds:
-            self._state.clickhouse.command(f"creating the rollup table {feed.target}", self._state.statements.create_target(feed))
+        for target, text in self._state.creates_targets().items():
+            self._state.clickhouse.command(f"creating the rollup table {target}", text)
         for rollup in self._state.statements.rollups:
             self._state.clickhouse.command(f"creating the table {rollup.progress}", self._state.statements.create_progress(rollup))
 

@@ -1,7 +1,7 @@
 """ClickHouse column types: text in, a checked tree out, and back to canonical text that is safe in DDL.
 
 `parse_type` accepts the grammar of the types that a sink column may have and nothing else, so text from a pipeline file is safe in a
-statement once it has been parsed here. `arrow_type` gives the Arrow type in which a column is sent to ClickHouse (`FORMAT ArrowStream`).
+statement once it has been parsed here.
 """
 
 import re
@@ -10,28 +10,39 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 
-import pyarrow as pa
-
 from pipelines.types.type_text import Cursor
 
 INTEGER_BITS = {f"{sign}Int{bits}": bits for sign in ("", "U") for bits in (8, 16, 32, 64, 128, 256)}
 """Width in bits of every integer type, by its ClickHouse name."""
 _DECIMAL_PRECISION = {"Decimal32": 9, "Decimal64": 18, "Decimal128": 38, "Decimal256": 76}
-_PLAIN = {*INTEGER_BITS, "Bool", "Float32", "Float64", "String", "UUID", "Date", "Date32", "Time", "IPv4", "IPv6", "JSON"}
-_LOW_CARDINALITY = _PLAIN - {"IPv6", "JSON"} | {"FixedString", "DateTime"}
-_NEVER_NULLABLE = {"Array", "Map"}
+INTERVALS = tuple(
+    f"Interval{unit}"
+    for unit in ("Nanosecond", "Microsecond", "Millisecond", "Second", "Minute", "Hour", "Day", "Week", "Month", "Quarter", "Year")
+)
+"""The types of a whole number of one unit of time."""
+FLOATS = ("BFloat16", "Float32", "Float64")
+_PLAIN = {*INTEGER_BITS, *FLOATS, *INTERVALS, "Bool", "String", "UUID", "Date", "Date32", "Time", "IPv4", "IPv6", "JSON"}
+_LOW_CARDINALITY = _PLAIN - {"IPv6", "JSON", "BFloat16", *INTERVALS} | {"FixedString", "DateTime"}
+_NULLS_OF_THEIR_OWN = {"Variant", "Dynamic", "Geometry"}
+_NEVER_NULLABLE = {"Array", "Map", "QBit", *_NULLS_OF_THEIR_OWN}
+_NO_MAP_KEYS = {"Map", "JSON", "QBit", *FLOATS, *_NULLS_OF_THEIR_OWN}
 _WAYS = {
     "AggregateFunction": "rows hold no states of aggregates: let a materialized view fill it, or use SimpleAggregateFunction",
-    "Dynamic": "JSON takes any object, String the text of any value",
-    "Variant": "JSON takes any object, String the text of any value, Tuple values of several types",
-    "Geometry": "name the shape: Point, Ring, LineString, MultiPoint, Polygon, MultiLineString or MultiPolygon",
-    "BFloat16": "it keeps three digits of a number: use Float32",
-    "QBit": "use Array(Float32)",
-    "Interval": "use Int64",
-    "Nested": "use Array(Tuple(name Type, ...))",
     "Nothing": "it holds no values",
 }
 """The way on for types that are not supported, by the begin of their names."""
+FAMILIES = {
+    "String": "texts",
+    "Bool": "booleans",
+    **{name: "whole numbers" if name.startswith("I") else "unsigned whole numbers" for name, bits in INTEGER_BITS.items() if bits <= 64},
+    "Float32": "numbers",
+    "Float64": "numbers",
+}
+"""The types that a member of a Variant, or of its arrays, may have: Arrow names them exactly. Those of a family are the same in JSON."""
+_QBIT_ELEMENTS = {"Int8", *FLOATS}
+_MAX_QBIT = 0xFFFF
+_MAX_DYNAMIC_TYPES = 254
+_USUAL_DYNAMIC_TYPES = 32
 _MAX_DEPTH = 16
 _MAX_FIXED_STRING = 0xFFFFFF
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
@@ -51,8 +62,9 @@ class ColumnType:
     """One ClickHouse type. `str()` gives its canonical text, as `system.columns` shows it.
 
     `arguments` by `name`: FixedString (length,), DateTime (zone,) or (), DateTime64 (precision,) or (precision, zone), Time64 (precision,),
-    Decimal (precision, scale), Enum8/Enum16 (EnumMember, ...), Array (ColumnType,), Map (key, value), Tuple (ColumnType, ...); else ().
-    `fields` names the members of a Tuple, and is empty if they have no names. LowCardinality(Nullable(T)) has both flags set.
+    Decimal (precision, scale), Enum8/Enum16 (EnumMember, ...), Array (ColumnType,), Map (key, value), Tuple, Nested or Variant
+    (ColumnType, ...), QBit (ColumnType, length), Dynamic (most types,) or (); else ().
+    `fields` names the members of a Nested or a Tuple, and is empty if they have no names. LowCardinality(Nullable(T)) has both flags set.
     `aggregate`: the function of a SimpleAggregateFunction of this type.
     """
 
@@ -73,9 +85,14 @@ class ColumnType:
 
     @property
     def of_values(self) -> "ColumnType":
-        """The type as which a value is made and sent: geometric types are tuples of coordinates, an aggregate is a value like others."""
-        if self.name in _SHAPES:
-            return replace(_SHAPES[self.name], nullable=self.nullable)
+        """The type as which a value is made and sent.
+
+        Shapes are tuples of coordinates, a Nested is an array of tuples, an aggregate is a value like others.
+        """
+        if self.name in SHAPES:
+            return replace(SHAPES[self.name], nullable=self.nullable)
+        if self.name == "Nested":
+            return ColumnType("Array", (replace(self, name="Tuple"),)).of_values
         arguments = tuple(one.of_values if isinstance(one, ColumnType) else one for one in self.arguments)
         return replace(self, arguments=arguments, aggregate="")
 
@@ -83,6 +100,11 @@ class ColumnType:
     def inner(self) -> tuple["ColumnType", ...]:
         """The types inside an Array, Map or Tuple; empty for any other type."""
         return tuple(argument for argument in self.arguments if isinstance(argument, ColumnType))
+
+    @property
+    def takes_null(self) -> bool:
+        """Whether a null is a value of the type."""
+        return self.nullable or self.name in _NULLS_OF_THEIR_OWN
 
     @property
     def members(self) -> tuple[EnumMember, ...]:
@@ -101,6 +123,8 @@ class ColumnType:
             return f"({', '.join(f'{quote_identifier(name)} {kind}' for name, kind in zip(self.fields, self.inner, strict=True))})"
         if not self.arguments:
             return ""
+        if self.name == "Dynamic":
+            return f"(max_types={self.number(0)})"
         return f"({', '.join(quote_string(a) if isinstance(a, str) else str(a) for a in self.arguments)})"
 
 
@@ -119,12 +143,13 @@ def quote_string(text: str) -> str:
     return f"'{escaped}'"
 
 
-_SHAPES = {"Point": ColumnType("Tuple", (ColumnType("Float64"), ColumnType("Float64")))}
+SHAPES = {"Point": ColumnType("Tuple", (ColumnType("Float64"), ColumnType("Float64")))}
+"""The types of values of geometric types."""
 for _shape, _part in (
     *(("Ring", "Point"), ("LineString", "Point"), ("MultiPoint", "Point"), ("Polygon", "Ring")),
     *(("MultiLineString", "LineString"), ("MultiPolygon", "Polygon")),
 ):
-    _SHAPES[_shape] = ColumnType("Array", (_SHAPES[_part],))
+    SHAPES[_shape] = ColumnType("Array", (SHAPES[_part],))
 
 
 @lru_cache(maxsize=1024)
@@ -141,64 +166,14 @@ def value_type(text: str) -> ColumnType:
     return parse_type(text).of_values
 
 
-def arrow_type(column: ColumnType) -> pa.DataType:
-    """Return the Arrow type in which a value of `column`, a type of values, is sent.
-
-    Source: measured, see tests/integration/test_column_types.py.
-
-    UUID, Enum, IPv4 and wide integers are sent in binary form, a Time in seconds, a Time64 as a Decimal of them: as text a null would fail
-    instead of taking the column's DEFAULT. UUID bytes are big-endian (`uuid.bytes`), IPv6 is in network order, [U]Int256 and UInt128 are
-    little-endian.
-    """
-    name = column.name
-    if name in _ARROW:
-        return _ARROW[name]
-    if name == "FixedString":
-        return pa.binary()
-    if name == "DateTime64":
-        precision = column.number(0)
-        return pa.timestamp("ms" if precision <= 3 else "us" if precision <= 6 else "ns", tz="UTC")
-    if name == "Time64":
-        return pa.decimal128(18, column.number(0))
-    if name == "Decimal":
-        precision, scale = column.number(0), column.number(1)
-        return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
-    if name == "Array":
-        return pa.list_(arrow_type(column.inner[0]))
-    if name == "Map":
-        return pa.map_(arrow_type(column.inner[0]), arrow_type(column.inner[1]))
-    if name == "Tuple":
-        return pa.struct([pa.field(member, arrow_type(kind)) for member, kind in zip(tuple_fields(column), column.inner, strict=True)])
-    raise TypeError(f"no Arrow type for {column}")
-
-
-def tuple_fields(column: ColumnType) -> tuple[str, ...]:
-    """Return the member names of a Tuple; ClickHouse calls the members of an unnamed one '1', '2', ..."""
-    return column.fields or tuple(str(index) for index in range(1, len(column.inner) + 1))
-
-
-_ARROW: dict[str, pa.DataType] = {
-    **{f"Int{bits}": kind for bits, kind in zip((8, 16, 32, 64), (pa.int8(), pa.int16(), pa.int32(), pa.int64()), strict=True)},
-    **{f"UInt{bits}": kind for bits, kind in zip((8, 16, 32, 64), (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()), strict=True)},
-    "Int128": pa.binary(16),
-    "UInt128": pa.binary(16),
-    "Int256": pa.binary(32),
-    "UInt256": pa.binary(32),
-    "Bool": pa.bool_(),
-    "Float32": pa.float32(),
-    "Float64": pa.float64(),
-    "String": pa.string(),
-    "JSON": pa.string(),
-    "UUID": pa.binary(16),
-    "Enum8": pa.int8(),
-    "Enum16": pa.int16(),
-    "IPv4": pa.uint32(),
-    "IPv6": pa.binary(16),
-    "Date": pa.date32(),
-    "Date32": pa.date32(),
-    "DateTime": pa.timestamp("s", tz="UTC"),
-    "Time": pa.int32(),
-}
+def _family(member: ColumnType, is_element: bool = False) -> str:
+    """Return the name of the values of a Variant's member, which it shares with the members that are the same in JSON; empty if none."""
+    if member.low_cardinality or member.aggregate or (member.nullable and not is_element):
+        return ""
+    if member.name == "Array":
+        inner = _family(member.inner[0], is_element=True)
+        return f"arrays of {inner}" if inner else ""
+    return FAMILIES.get(member.name, "")
 
 
 class _Parser(Cursor):
@@ -208,7 +183,9 @@ class _Parser(Cursor):
         if depth > _MAX_DEPTH:
             self.fail(f"at most {_MAX_DEPTH} nested types")
         name = self.take("name", "a type name")
-        if name in _PLAIN or name in _SHAPES:
+        if name == "Geometry" and depth:
+            self.fail("the name of a shape, such as Polygon: only a whole column can be a Geometry", at=self.cursor - 1)
+        if name in _PLAIN or name in SHAPES or name == "Geometry":
             return ColumnType(name)
         reader = self._reader(name)
         if reader is None:
@@ -237,6 +214,10 @@ class _Parser(Cursor):
             "Array": lambda depth: ColumnType("Array", tuple(self._types(depth, 1))),
             "Map": self._map,
             "Tuple": self._tuple,
+            "Nested": self._nested,
+            "Variant": self._variant,
+            "Dynamic": lambda _: self._dynamic(),
+            "QBit": self._qbit,
             "SimpleAggregateFunction": self._simple_aggregate,
         }
         return readers.get(name)
@@ -268,7 +249,7 @@ class _Parser(Cursor):
     def _map(self, depth: int) -> ColumnType:
         start = self.cursor
         key, value = self._types(depth, 2)
-        if key.nullable or key.name in {"Map", "JSON", "Float32", "Float64"}:
+        if key.nullable or key.name in _NO_MAP_KEYS:
             self.fail(f"a type that can be a Map key, got {key}", at=start)
         return ColumnType("Map", (key, value))
 
@@ -283,6 +264,48 @@ class _Parser(Cursor):
             if names and len(names) != len(kinds):
                 self.fail("a name for every member of the Tuple, or for none")
         return ColumnType("Tuple", tuple(kinds), fields=tuple(names))
+
+    def _nested(self, depth: int) -> ColumnType:
+        start = self.cursor
+        members = self._tuple(depth)
+        if not members.fields:
+            self.fail("a name for every column of the Nested", at=start)
+        return replace(members, name="Nested")
+
+    def _variant(self, depth: int) -> ColumnType:
+        start = self.cursor
+        members = [self.type(depth + 1) for _ in self._items()]
+        families = [_family(member) for member in members]
+        if "" in families:
+            expected = "members of a Variant that differ in JSON: String, Bool, integers to 64 bits, floats, or Arrays of these"
+            self.fail(f"{expected}, got {members[families.index('')]}", at=start)
+        if len({*families}) < len(families):
+            self.fail(f"one member of a Variant for {max(families, key=families.count)}", at=start)
+        # The server shows them by their names.
+        return ColumnType("Variant", (*sorted(members, key=str),))
+
+    def _dynamic(self) -> ColumnType:
+        if not self.skip("("):
+            return ColumnType("Dynamic")
+        if self.take("name", "max_types") != "max_types":
+            self.fail("max_types", at=self.cursor - 1)
+        self.mark("=")
+        most = self.number("a number of types", 0, _MAX_DYNAMIC_TYPES)
+        self.mark(")")
+        # The server does not show the usual number.
+        return ColumnType("Dynamic", (most,) if most != _USUAL_DYNAMIC_TYPES else ())
+
+    def _qbit(self, depth: int) -> ColumnType:
+        if depth:
+            self.fail("a type of values: only a whole column can be a QBit", at=self.cursor - 1)
+        self.mark("(")
+        element = self.type(depth + 1)
+        if str(element) not in _QBIT_ELEMENTS:
+            self.fail(f"an element of QBit, {', '.join(sorted(_QBIT_ELEMENTS))}, got {element}", at=self.cursor - 1)
+        self.mark(",")
+        length = self.number("a length", 1, _MAX_QBIT)
+        self.mark(")")
+        return ColumnType("QBit", (element, length))
 
     def _member_name(self, names: list[str]) -> str:
         is_ticked = self.skip("`")

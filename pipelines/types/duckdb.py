@@ -48,5 +48,7 @@ def open_database(database: str, settings: Mapping[str, str | int]) -> duckdb.Du
     }
     engine = duckdb.connect(database, config={**closed, **settings})
     engine.execute("SET TimeZone = 'UTC'")
-    engine.execute("SET enable_progress_bar = false")
+    # In a notebook without ipywidgets it is off, and DuckDB refuses to set it at all.
+    if engine.execute("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
+        engine.execute("SET enable_progress_bar = false")
     return engine

@@ -13,14 +13,19 @@ _UNREADABLE_NAME = re.compile(r'["\\*\x00-\x1f]')
 
 @dataclass(frozen=True)
 class ParsedField:
-    """A field to read: its dotted name, and its source type, a key of `SOURCE_TYPES`."""
+    """A field to read: its dotted name, and its source type, a key of `SOURCE_TYPES`. `declared`: the type that messages name instead."""
 
     name: str
     type: str
+    declared: str = ""
 
     @property
     def source(self) -> "SourceType":
         return SOURCE_TYPES[self.type]
+
+    @property
+    def named_type(self) -> str:
+        return self.declared or self.type
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
@@ -51,7 +56,7 @@ class SourceType:
 
     @property
     def is_json_text(self) -> bool:
-        """True for array, object, map and decimal, which come out as JSON text."""
+        """True for array, object, map, any and decimal, which come out as JSON text."""
         return self.engine == "JSON"
 
 
@@ -86,11 +91,12 @@ SOURCE_TYPES: dict[str, SourceType] = {
     "array": _ARRAY,
     "object": _OBJECT,
     "map": _OBJECT,
+    "any": SourceType("JSON", _NUMBER | _TEXT | {"BOOLEAN", "ARRAY", "OBJECT"}, pa.string()),
     "timestamp": SourceType("TIMESTAMPTZ", frozenset(), pa.timestamp("us", tz="UTC")),
 }
 """The source types by name. `int`, `uint` and `float` are the 64-bit ones. `decimal`, a member of a composite, is a number or a string.
 
-`timestamp` is an instant of Kafka or NATS.
+`any` is every JSON value. `timestamp` is an instant of Kafka or NATS.
 """
 JSON_TYPES = {name: source for name, source in SOURCE_TYPES.items() if source.kinds}
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.types.columns import ColumnType, arrow_type
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.vectors import Mask, mismatch, to_mask, without
 

@@ -1,5 +1,7 @@
 """Small steps over whole columns that the stages share: masks, and numbers of rows."""
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -30,4 +32,23 @@ def mismatch(texts: pa.Array, pattern: str) -> Mask:
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Return the column as one array; not copied if it is one already."""
+    if not column.num_chunks:
+        return pa.nulls(0, column.type)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def of_these_rows(table: pa.Table) -> pa.Table:
+    """Return the table without values of other rows: of a slice from the first row, Arrow would write all values of its unions."""
+    if not any(_holds_union(kind) for kind in table.schema.types):
+        return table
+    return table.take(pa.array(np.arange(table.num_rows)))
+
+
+@lru_cache(maxsize=1024)
+def _holds_union(kind: pa.DataType) -> bool:
+    return pa.types.is_union(kind) or any(_holds_union(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without rows; pyarrow's own ways to one do not know unions."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
@@ -132,7 +133,8 @@ def _live_progress() -> Iterator[Progress]:
 
 
 def _table(found: list[ServerStatus]) -> Table:
-    table = Table(Column("server", no_wrap=True), "state", "pid", Column("address", no_wrap=True), "version", "since", "memory")
+    names = ("server", "state", "pid", "address", "version", "since", "memory")
+    table = Table(*(Column(name, no_wrap=True) for name in names), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for one in found:
         since = "" if one.since is None else _age(datetime.now(UTC) - one.since)
         memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:.0f} MiB"

@@ -106,6 +106,11 @@ class LocalStack:
         """The place that the workers of the Spark cluster share: for the key stores of what runs there."""
         return (self.home / "state").as_uri()
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether `up` has chosen ports and passwords; without them `addresses` and `server` raise."""
+        return read_ports(self._ports_path).keys() >= set(SERVERS) and read_passwords(self._passwords_path).keys() >= set(SERVERS)
+
     def up(
         self, progress: Progress = ignore_progress, users: Sequence[str] = (), new_ports: bool = False, with_spark: bool = False
     ) -> Addresses:
@@ -164,7 +169,7 @@ class LocalStack:
         Raise LocalServerError if `up` never ran for this home, or if its servers are of a release that gave them no passwords.
         """
         ports, passwords = read_ports(self._ports_path), read_passwords(self._passwords_path)
-        if not (ports.keys() >= set(SERVERS) and passwords.keys() >= set(SERVERS)):
+        if not self.is_set_up:
             raise LocalServerError(f"reading the addresses of {self.home}: no servers with passwords were set up there; run `tallyflow up`")
         user = read_first_user(self._directory / "clickhouse", passwords["clickhouse"])
         return Addresses(

@@ -3,4 +3,4 @@
 CREATE TABLE IF NOT EXISTS $database.$target ($columns)
 ENGINE = AggregatingMergeTree
 ORDER BY ($order_by)$ttl
-SETTINGS non_replicated_deduplication_window = $window, fsync_after_insert = 1, fsync_part_directory = 1
+SETTINGS non_replicated_deduplication_window = $window, fsync_after_insert = 1, fsync_part_directory = 1$merges

@@ -11,13 +11,13 @@ from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
 
-_OF_OTHER_FILES = ("compact.", "frame.", "plan.", "redrive.", "repair.", "rollup.")
+_OF_OTHER_FILES = ("compact.", "frame.", "plan.", "redrive.", "repair.", "reprocess.", "rollup.")
 _OTHERS = ("-state", "-amend", "-decision", "-divert")
 ALWAYS_REACHED = [name for name in failpoints() if not name.endswith(_OTHERS) and not name.startswith(_OF_OTHER_FILES)]
 """The others: with bodies on several streams test_frame_bodies.py, with dedup test_dedup_kills.py, by compaction test_key_state.py, by a
 chunk that is refused test_refused_rows.py, by a purge test_purge_kills.py, by dead letters that are taken test_redrive_kills.py, by rows
-that are given up test_abandoned_plans.py, by rows that are put back test_put_back_kills.py, with a fallback test_several_sinks.py, by a
-rollup that is added test_rollups.py."""
+that are given up test_abandoned_plans.py, by rows that are put back test_put_back_kills.py, by rows
+that are made anew test_reprocess_kills.py, with a fallback test_several_sinks.py, by a rollup that is added test_rollups.py."""
 POINTS_IN_TASKS = [name for name in ALWAYS_REACHED if name.startswith(("ingest.", "process."))]
 
 # Three partitions of about four frames each, read in one batch. Legs plan and commit in the order of the data: 2 is process, 3 the sink.

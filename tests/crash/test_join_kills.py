@@ -58,6 +58,47 @@ def test_a_join_is_exact_after_kills_at_failpoints(
     assert (counts["copies"] > 0) == (copies is not None)
 
 
+def test_a_join_by_time_is_exact_after_kills(case: PipelineCase, second: LocalStack) -> None:
+    """At failpoints and at random; the times of both sides go on, with late records, and each side stands still for a while."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    pipeline = JoinPipeline(case, second.addresses(), windows=("4s", "6s"), by_time=("1s", "1s"), unmatched="emit")
+    case.warm_run()
+    points = iter(("process.before-state:1", "process.after-state:2", "process.between-frames:1", "process.after-publish:1"))
+    now_ms = 1_750_000_000_000
+
+    def some(source: str) -> None:
+        times = [now_ms + chance.randrange(-4_000, 1_000) for _ in range(RECORDS // 3)]
+        pipeline.send(source, [chance.randrange(40) for _ in times], f"n{now_ms} ", times.__getitem__)
+
+    for number in range(KILLS + 4):
+        now_ms += 3_000
+        quiet = chance.choice(("events", "names", ""))
+        if point := next(points, ""):
+            for source in ("events", "names"):
+                some(source)
+            assert case.run_plain(**{VARIABLE: point}).returncode == -9, point
+            continue
+        process = case.start_plain()
+        for source in {"events", "names"} - {quiet}:
+            some(source)
+        time.sleep(chance.uniform(0, 4 if quiet else 2))
+        if number % 2:
+            server = case.stack.server("nats")
+            server.kill()
+            server.start()
+        process.kill()
+        process.wait()
+    now_ms += 20_000
+    for source in ("events", "names"):
+        some(source)
+    case.warm_run()
+    counts = pipeline.account()
+    assert min(counts["joined"], counts["unmatched"], counts["late"]) > 0
+    assert counts["late"] == len(case.dead_letters())
+
+
 @pytest.mark.parametrize(("unmatched", "copies"), [("drop", None), ("emit", None), ("emit", ("2s", "3s"))])
 def test_a_join_is_exact_after_kills_at_random(
     case: PipelineCase, second: LocalStack, unmatched: str, copies: tuple[str, str] | None

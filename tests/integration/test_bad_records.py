@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from support.bad_records import BAD_VALUES
 from support.pipeline_case import PipelineCase
+from support.producer import make_producer
 
 from pipelines.protocol.records import MAX_RECORD_BYTES, OVERSIZE_HEAD_BYTES
 
@@ -37,8 +37,7 @@ def event_of_size(number: int, size: int) -> bytes:
 
 def produce(case: PipelineCase, records: Sequence[Record]) -> None:
     """Sends the records to partition 0, in order."""
-    settings = {**case.addresses.kafka_client, "message.max.bytes": 8 * 1024 * 1024, "log_level": 0}
-    producer = Producer(settings)
+    producer = make_producer(case.addresses.kafka_client, **{"message.max.bytes": 8 * 1024 * 1024})
     for key, value, headers in records:
         producer.produce(case.topic, value, key=key, headers=headers, partition=0)
     assert producer.flush(60) == 0

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 from support.pipeline_case import PipelineCase, wait_until
+from support.producer import make_producer
 
 from pipelines.config import Checks, load
 from pipelines.connectors.nats.client import JetStream
@@ -379,7 +379,7 @@ def test_records_waiting_in_an_added_partition_are_not_fresh(case: PipelineCase)
 
 def send_aged(case: PipelineCase, partition: int, age: timedelta) -> None:
     """One good event whose own time is so long ago."""
-    producer = Producer({"log_level": 0, **case.addresses.kafka_client})
+    producer = make_producer(case.addresses.kafka_client)
     instant = datetime.now(UTC) - age
     producer.produce(case.topic, b'{"id": 1, "name": "aged"}', partition=partition, timestamp=int(instant.timestamp() * 1000))
     assert producer.flush(60) == 0

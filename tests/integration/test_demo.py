@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.pipeline_case import PATIENCE_SECONDS
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 
 from resources.local.stack import LocalStack
 
@@ -23,24 +23,30 @@ def demo(stack: LocalStack, directory: Path, *options: str) -> str:
     return ended.stdout
 
 
-def test_the_demo_accounts_for_all_and_drops_only_the_copies(running_stack: LocalStack, tmp_path: Path) -> None:
-    shown = demo(running_stack, tmp_path)
-    assert "All 6,000 records accounted for, exactly once. Dropped as they must be: 617 duplicates, 0 filtered records." in shown
+ACCOUNTED = "All {} records accounted for, exactly once. Dropped as they must be: {} duplicates, {} filtered records."
 
 
+def test_a_demo_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path) -> None:
+    shown = demo(running_stack, tmp_path, "--example", "fraud", "--kill")
+    assert "the runner ended with -9; " in shown
+    assert ACCOUNTED.format("6,000", "141", "4,490") in shown
+
+
+@pytest.mark.usefixtures("plain_commands")
 @pytest.mark.parametrize(
-    ("name", "records", "duplicates", "filtered"),
+    ("name", "options", "figures"),
     [
-        ("fraud", "6,000", "141", "4,490"),
-        ("clickstream", "6,000", "417", "2,044"),
-        ("restaurants", "6,000", "617", "0"),
-        ("customers", "6,400", "617", "0"),
+        ("orders", (), ("6,000", "617", "0")),
+        ("clickstream", ("--kill",), ("6,000", "417", "2,044")),
+        ("restaurants", ("--kill",), ("6,000", "617", "0")),
+        ("customers", ("--kill",), ("6,400", "617", "0")),
     ],
 )
-def test_a_demo_accounts_for_all_after_a_kill(
-    running_stack: LocalStack, tmp_path: Path, name: str, records: str, duplicates: str, filtered: str
+def test_each_example_accounts_for_all_that_it_sends(
+    case: PipelineCase, name: str, options: tuple[str, ...], figures: tuple[str, ...]
 ) -> None:
-    shown = demo(running_stack, tmp_path, "--example", name, "--kill")
-    assert "the runner ended with -9; " in shown
-    counts = f"{duplicates} duplicates, {filtered} filtered records"
-    assert f"All {records} records accounted for, exactly once. Dropped as they must be: {counts}." in shown
+    home = str(case.stack.home)
+    shown = case.invoke("demo", "--count", "6000", "--bad-share", "0.01", "--example", name, *options, TALLYFLOW_HOME=home)
+    assert shown.exit_code == 0, shown.output
+    assert ("the runner ended with -9; " in shown.stdout) == bool(options)
+    assert ACCOUNTED.format(*figures) in shown.stdout

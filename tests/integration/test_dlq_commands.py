@@ -75,7 +75,14 @@ def test_a_letter_is_shown_whole(filled: PipelineCase) -> None:
         6: None,
     }
     shown = filled.invoke("dlq", "show", str(filled.file), positions[2])
-    for line in ("offset: 2", "stage: parse", "code: wrong_type", "field: id", 'value: {"id": "one", "name": "a", "amount": null}'):
+    for line in (
+        "offset: 2",
+        "stage: parse",
+        "code: wrong_type",
+        "field: id",
+        'field_value: "one"',
+        'value: {"id": "one", "name": "a", "amount": null}',
+    ):
         assert line in shown.stdout.splitlines()
 
 

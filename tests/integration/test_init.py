@@ -7,7 +7,9 @@ from uuid import UUID
 import pytest
 from click.testing import Result
 from support.pipeline_case import PipelineCase
+from typer.testing import CliRunner
 
+from pipelines.cli.app import app
 from pipelines.config import load
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.sinks.clickhouse import check_columns
@@ -140,6 +142,31 @@ def test_a_table_that_exists_decides_the_types(case: PipelineCase) -> None:
     assert run.exit_code == 0, run.output
     rows = case.client().query(f"SELECT count(), sum(amount), max(score), any(missing), max(seen) FROM {case.table}").result_rows[0]
     assert (rows[0], round(rows[1], 2), rows[2], rows[3]) == (60, 1824.0, "9.75", 7)
+
+
+def test_servers_that_run_are_found_without_exports(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(case.directory)
+    send(case)
+    # The home of the servers, and none of their variables.
+    bare = {"TALLYFLOW_HOME": str(case.stack.home), "CLICKSTREAM_TOPIC": case.topic, **dict.fromkeys(case.addresses.environment())}
+    made = CliRunner().invoke(app, ["init", "made.yaml", "--topic", case.topic, "--table", case.table, "--yes"], env=bare)
+    assert made.exit_code == 0, made.output
+    kafka, clickhouse = case.addresses.kafka_bootstrap, f"{case.addresses.clickhouse_host}:{case.addresses.clickhouse_port}"
+    assert made.stderr.splitlines()[:2] == [
+        f"Kafka: the local one at {kafka}, as KAFKA_BOOTSTRAP is not set",
+        f"ClickHouse: the local one at {clickhouse}, as CLICKHOUSE_HOST and CLICKHOUSE_PORT are not set",
+    ]
+    assert "60 records of topic" in made.stdout
+    text = (case.directory / "made.yaml").read_text()
+    assert 'brokers: ["${KAFKA_BOOTSTRAP}"]' in text
+    assert case.addresses.kafka_password not in text + made.output
+    named = CliRunner().invoke(app, ["init", "--topic", "x", "--yes"], env={**bare, "KAFKA_BOOTSTRAP": "127.0.0.1:1"})
+    assert "Kafka: the local one" not in named.stderr
+    assert named.exit_code == 1
+    sent = CliRunner().invoke(app, ["produce", "--example", "clickstream", "--count", "10"], env=bare)
+    assert sent.exit_code == 0, sent.output
+    assert f"Kafka: the local one at {kafka}" in sent.stderr
+    assert len(case.records()) == 70
 
 
 def test_a_table_that_no_field_fits_is_named(case: PipelineCase) -> None:

@@ -271,8 +271,6 @@ def refusal(case: PipelineCase, *arguments: str) -> str:
 def test_what_joins_do_not_have_yet_is_refused(case: PipelineCase) -> None:
     both_orders(JoinPipeline(case, case.addresses))
     changed(case, "DELETE WHERE id = 60")
-    assert "does not know those of a join yet, and changed nothing" in refusal(case, "compact", str(case.file))
-    assert "nothing was changed; restore the former number of `buckets`" in refusal(case, "rebucket", str(case.file))
     dry_run = refusal(case, "dlq", "reprocess", str(case.file), "--all", "--dry-run")
     assert "nothing was tried. Redrive them without --dry-run" in dry_run
     config = load(case.file, case.environment())

@@ -13,6 +13,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Produc
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.producer import make_producer
 
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
 from pipelines.engine.inputs import SourceInput
@@ -94,7 +95,7 @@ def test_every_record_left_in_a_compacted_topic_arrives(case: PipelineCase) -> N
     }
     case.compact_soon()
     case.create_topic(1, **compacted)
-    producer = Producer({**case.addresses.kafka_client, "log_level": 0})
+    producer = make_producer(case.addresses.kafka_client)
     for number in range(500):
         key = number if number % 10 == 0 else number % 7
         producer.produce(case.topic, event(number), key=b"%d" % key)
@@ -283,7 +284,7 @@ def remake_topic(case: PipelineCase, first: int, count: int) -> None:
         return True
 
     wait_until(made, "the topic to be made again")
-    producer = Producer({**case.addresses.kafka_client, "log_level": 0})
+    producer = make_producer(case.addresses.kafka_client)
     for number in range(first, first + count):
         producer.produce(case.topic, event(number), partition=number % 3)
     assert producer.flush(60) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from support.dedup_case import check_first_of_keys, copies, event, key_state, keyed_by, live_entries, tasks_of
+from support.dedup_case import check_first_of_keys, copies, event, key_state, keyed_by, listed_files, live_entries, run_files, tasks_of
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 import pipelines.maintenance.rebucket
@@ -32,17 +32,6 @@ def answer(case: PipelineCase, command: str, *arguments: str) -> Any:
     ended = case.invoke(command, str(case.file), *arguments, "--json")
     assert ended.exit_code == 0, ended.stderr
     return json.loads(ended.stdout)
-
-
-def run_files(case: PipelineCase) -> set[str]:
-    return {path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
-
-
-def listed_files(case: PipelineCase) -> set[str]:
-    state = key_state(case)
-    found = {name for listing in state.lists(state.chain()).values() for name, *_ in listing}
-    state.close()
-    return found
 
 
 def batches(case: PipelineCase, count: int = 2, first: int = 0) -> None:

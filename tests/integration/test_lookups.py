@@ -166,6 +166,50 @@ def test_a_value_before_a_join_is_that_of_the_records_own_plan(case: PipelineCas
     assert_proven(case)
 
 
+def looking_up_behind(case: PipelineCase, **more: Any) -> JoinPipeline:
+    """A join whose rows take their amount of the table, by id; one that is not there is rejected."""
+    config = {**CONFIG, "key": ["id"], "fields": [{"name": "value", "as": "amount", "type": "float64"}], "missing": "reject"}
+    pipeline = JoinPipeline(case, case.addresses, {"type": "lookup", "config": config}, **more)
+    document = yaml.safe_load(case.file.read_text())
+    case.file.write_text(yaml.safe_dump({**document, "tables": {"names": TABLE}}, sort_keys=False))
+    return pipeline
+
+
+def test_a_value_behind_a_join_is_that_of_the_plan_that_joins(case: PipelineCase, way: None) -> None:
+    pipeline = looking_up_behind(case)
+    save(case, {str(number): 1 for number in range(10) if number != 3})
+    pipeline.send("events", range(10))
+    case.warm_run()
+    pipeline.send("names", range(5))
+    case.warm_run()
+    save(case, {str(number): 2 for number in range(10)})
+    pipeline.send("names", range(5, 8))
+    case.warm_run()
+    expected = [*((number, 1) for number in (0, 1, 2, 4)), *((number, 2) for number in (5, 6, 7))]
+    assert [(number, amount) for number, _, amount in pipeline.rows()] == expected
+    (letter,) = case.dead_letters()
+    assert (json.loads(letter["value"])["id"], letter["stage"], letter["code"]) == (3, "lookup", "lookup_missing")
+    assert not json.loads(case.invoke("verify", str(case.file), "--json").stdout)["findings"]
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert sorted((number, amount) for number, _, amount in pipeline.rows()) == sorted([*expected, (3, 2)])
+    for command in ("audit", "verify"):
+        assert not json.loads(case.invoke(command, str(case.file), "--json").stdout)["findings"]
+
+
+def test_a_value_behind_a_join_by_time_is_of_the_deciding_plan(case: PipelineCase) -> None:
+    pipeline = looking_up_behind(case, by_time=("0s", "1h"))
+    begin_ms = 1_750_000_000_000
+    for value in (1, 2):
+        save(case, {str(number): value for number in range(10)})
+        for source, later in (("events", [90, 90]), ("names", [91, 91])):
+            ids, at_ms = (range(5), begin_ms) if value == 1 else (later, begin_ms + 1_000)
+            pipeline.send(source, ids, at_ms=lambda number, at_ms=at_ms: at_ms)  # type: ignore[misc]
+        case.warm_run()
+    assert [(number, amount) for number, _, amount in pipeline.rows()] == [(number, 2) for number in range(5)]
+    assert not json.loads(case.invoke("verify", str(case.file), "--json").stdout)["findings"]
+
+
 def test_a_start_without_the_table_fails_and_says_why(case: PipelineCase) -> None:
     write(case)
     case.create_topic()

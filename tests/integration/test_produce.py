@@ -66,9 +66,12 @@ def test_the_topic_holds_exactly_the_events_of_the_recipe(kafka: dict[str, str],
         assert (first, last) == (offsets[0], offsets[-1])
 
 
-def test_the_command_sends_the_records_of_the_named_example(kafka: dict[str, str], topic: str, running_stack: LocalStack) -> None:
+@pytest.mark.parametrize("file", [[], [str(example_file("fraud"))]], ids=["its file", "named file"])
+def test_the_command_sends_the_records_of_the_named_example(
+    kafka: dict[str, str], topic: str, running_stack: LocalStack, file: list[str]
+) -> None:
     environment = {**running_stack.addresses().environment(), "FRAUD_TOPIC": topic}
-    command = ["produce", str(example_file("fraud")), "--example", "fraud", "--count", "100", "--seed", "5"]
+    command = ["produce", *file, "--example", "fraud", "--count", "100", "--seed", "5"]
     shown = CliRunner().invoke(app, command, env=environment)
     assert shown.exit_code == 0, shown.output
     expected = [event for block in load_example("fraud").generator.events(Recipe(5), 100) for event in block]

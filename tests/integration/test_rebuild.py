@@ -9,7 +9,18 @@ from typing import Any
 import nats
 import pyarrow as pa
 import pytest
-from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, live_entries, timed_by
+from support.dedup_case import (
+    check_event_times,
+    check_first_of_keys,
+    copies,
+    event,
+    key_state,
+    keyed_by,
+    listed_files,
+    live_entries,
+    run_files,
+    timed_by,
+)
 from support.pipeline_case import PipelineCase
 
 from pipelines.errors import DataLossError, FencedError
@@ -34,17 +45,6 @@ def rebuilt(case: PipelineCase, frames_per_portion: int = 2, **options: Any) -> 
 
 def store_of(case: PipelineCase) -> Path:
     return case.names.directory(case.home) / "state"
-
-
-def run_files(case: PipelineCase) -> set[str]:
-    return {path.name for path in store_of(case).rglob("*.arrow")}
-
-
-def listed_files(case: PipelineCase) -> set[str]:
-    state = key_state(case)
-    lists = state.lists(state.chain())
-    state.close()
-    return {run[0] for listing in lists.values() for run in listing}
 
 
 def prepared(case: PipelineCase) -> None:

@@ -7,9 +7,9 @@ from datetime import UTC
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from support.columns_case import RECORDS, SENT, Sent, with_columns
 from support.pipeline_case import PipelineCase
+from support.producer import make_producer
 
 from pipelines.errors import StateDamagedError
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def send(case: PipelineCase, records: Sequence[Sent], first: int = 0) -> None:
-    producer = Producer({"log_level": 0, **case.addresses.kafka_client, "acks": "all", "max.in.flight": 1})
+    producer = make_producer(case.addresses.kafka_client)
     for number, (key, headers) in enumerate(records, first):
         producer.produce(case.topic, b'{"id": %d}' % number, key, 0, headers=headers, timestamp=int(SENT.timestamp() * 1000))
     assert producer.flush(60) == 0

@@ -10,6 +10,7 @@ from support.join_pipeline import JoinPipeline
 from support.pipeline_case import PipelineCase, wait_until
 from support.rollup_case import RollupCase, order
 
+import pipelines.rollups.state
 import pipelines.sink.rollups
 from pipelines.errors import HaltError
 
@@ -26,6 +27,30 @@ def test_the_windows_of_a_rollup_equal_duckdb_over_kafka(case: PipelineCase) -> 
     assert orders.differences() == []
 
 
+@pytest.mark.parametrize("dish", ["LowCardinality(Nullable(String))", "LowCardinality(String)"])
+def test_tops_of_a_dictionary_equal_duckdb_over_kafka(case: PipelineCase, dish: str) -> None:
+    orders = RollupCase(case, dish=dish)
+    orders.send(1500)
+    case.warm_run()
+    orders.send(500)
+    case.warm_run()
+    assert orders.differences(where="true" if "Nullable" in dish else "dish IS NOT NULL") == []
+    (target,) = (
+        case.client().query(f"SELECT type FROM system.columns WHERE table = '{orders.rollup}_5m_most_eaten' AND name = 'item'").result_rows
+    )
+    assert target == ("LowCardinality(String)",)
+
+
+def test_a_server_without_a_setting_gets_targets_without_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines.rollups.state, "MERGE_SETTING", "no_setting_of_this_server")
+    orders = RollupCase(case)
+    orders.send(100)
+    case.warm_run()
+    (made,) = case.client().query(f"SELECT create_table_query FROM system.tables WHERE name = '{orders.rollup}_5m'").result_rows
+    assert "min_parts_to_merge_at_once" not in made[0]
+    assert orders.differences() == []
+
+
 def test_a_rollup_added_to_a_table_with_rows_holds_all_of_them(case: PipelineCase) -> None:
     orders = RollupCase(case, is_added_later=True)
     orders.send(2000)
@@ -37,6 +62,20 @@ def test_a_rollup_added_to_a_table_with_rows_holds_all_of_them(case: PipelineCas
     orders.send(500)
     case.warm_run()
     assert orders.differences() == []
+
+
+def test_a_quantile_is_within_one_percent_at_every_magnitude(case: PipelineCase) -> None:
+    """Of each value from 1e-37 to 3e38, of either sign, and whatever the number of values: the first that this share does not exceed."""
+    signed = "if(number % 2 = 0, 1, -1) * exp10(-37 + 75.47 * (cityHash64(number) % 1000000) / 1e6)"
+    query = f"SELECT count(), max(abs(q / v - 1)) FROM (SELECT {signed} AS v, quantileBFloat16(0.5)(v) AS q FROM numbers(50000) GROUP BY v)"
+    ((values, error),) = case.client().query(query).result_rows
+    assert values > 45_000
+    assert 0.005 < error < 0.0079
+    exact = "arraySort(groupArray(v))[toUInt32(ceil(0.95 * n))]"
+    drawn = "SELECT arrayJoin(range(1, 60)) AS n, 1 + cityHash64(n, arrayJoin(range(n))) % 100000 AS v"
+    query = f"SELECT max(abs(q / e - 1)) FROM (SELECT n, {exact} AS e, quantileBFloat16(0.95)(v) AS q FROM ({drawn}) GROUP BY n)"
+    ((error,),) = case.client().query(query).result_rows
+    assert error < 0.0079
 
 
 def test_rows_that_clickhouse_refuses_are_in_no_rollup(case: PipelineCase) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import chain
 from typing import Any
 
@@ -132,10 +133,21 @@ def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> C
     return counts
 
 
-def key_state(case: PipelineCase, needs: Needs = "dedup") -> KeyState:
+def key_state(case: PipelineCase, needs: Needs = "keys") -> KeyState:
     """The commands' view of the store; the caller closes it."""
     text = case.file.read_text()
     return KeyState(parse(text, name="case", environment=case.environment()), text, case.home, needs)
+
+
+def run_files(case: PipelineCase) -> set[str]:
+    """The names of all segments of the pipeline's stores on disk."""
+    return {path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
+
+
+def listed_files(case: PipelineCase) -> set[str]:
+    """The names of the segments that the last `done` lists."""
+    with closing(key_state(case)) as state:
+        return {name for listing in state.lists(state.chain()).values() for name, *_ in listing}
 
 
 def tasks_of(state: KeyState, session: SparkSession) -> Tasks:

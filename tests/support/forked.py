@@ -7,7 +7,7 @@ and no file: what it shares with those it forks is modules. Each is forked by a 
 import gc
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -88,10 +88,17 @@ class Forked:
 
     def _ended_within(self, timeout: float | None) -> int | None:
         with self._lock:
-            if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
+            if self.returncode is None and _is_readable(self._report, timeout):
                 self.returncode = int(self._report.recv(32))
                 self._report.close()
             return self.returncode
+
+
+def _is_readable(report: socket.socket, timeout: float | None) -> bool:
+    # Not select(), which refuses a file number of 1024 and above.
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(report, selectors.EVENT_READ)
+        return bool(waiting.select(timeout))
 
 
 def _new_file() -> IO[bytes]:

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.key_store.storage import Storage
+from pipelines.maintenance.kept_entries import check_kept
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.join.rows import Joined, join
-from pipelines.process.join.sides import Frames, Side, Windows
+from pipelines.process.join.sides import Frames, Side, Windows, before
 from pipelines.process.join.stores import JoinStores, Listings
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import first_position, last_position
@@ -175,6 +176,18 @@ class JoinCase:
         self.clock_us = frames[-1].arrival
         return joined, rows
 
+    def compact(self, draw: Random) -> None:
+        """Compact both stores, and list one of the new listings, or both."""
+        self.stores.open(*self.listings)
+        made = []
+        for store, window_us in ((self.stores.rights, self.windows.kept_us), (self.stores.lefts, self.windows.left_us)):
+            expired = before(self.clock_us, window_us)
+            after = store.compact(expired, made_for=0)
+            check_kept(store, after, expired)
+            made.append(after)
+        rights, lefts = (after if draw.random() < 0.7 else old for old, after in zip(self.listings, made, strict=True))
+        self.listings = (rights, lefts)
+
 
 def rows_of(table: pa.Table) -> list[Row]:
     """The rows of a slice; their fields must be those of their records."""
@@ -190,11 +203,13 @@ def rows_of(table: pa.Table) -> list[Row]:
     return rows
 
 
-def play(history: History, directory: Path, draw: Random) -> Answer:
-    """The history through the kernel, with restarts, second attempts, and merges at any time."""
+def play(history: History, directory: Path, draw: Random, compactions: Random | None = None) -> Answer:
+    """The history through the kernel, with restarts, second attempts, and merges at any time; with `compactions` before some ranges."""
     case, answer = JoinCase(directory, history.windows), Answer()
     counts: Counter[str] = Counter()
     for start, end in history.ranges():
+        if compactions is not None and compactions.random() < 0.5:
+            case.compact(compactions)
         if draw.random() < 0.2:
             case.restart()
         if draw.random() < 0.2:

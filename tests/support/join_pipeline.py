@@ -7,13 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipelines.config import parse
@@ -21,6 +20,7 @@ from pipelines.config.durations import parse_duration
 from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
 from support.pipeline_case import PipelineCase, wait_until
+from support.producer import make_producer
 
 MISSING = b"{broken"
 
@@ -36,11 +36,15 @@ class JoinPipeline:
         windows: tuple[str, str] = ("1h", "1h"),
         unmatched: str = "drop",
         copies: tuple[str, str] | None = None,
+        by_time: tuple[str, str] | None = None,
     ) -> None:
-        """`copies`: the windows of a dedup of each side; a copy is a record with the same fields."""
+        """`copies`: the windows of a dedup of each side; a copy is a record with the same fields.
+
+        `by_time`: records meet by their own `at`, in milliseconds; the allowed lateness, and when a partition is idle.
+        """
         self.case, self.there, self.partitions = case, there, 2
         self.topics = {"events": case.topic, "names": f"{case.topic}-names"}
-        self.windows, self.unmatched, self.copies = windows, unmatched, copies
+        self.windows, self.unmatched, self.copies, self.by_time = windows, unmatched, copies, by_time
         keys = {"events": "id", "names": ["who.id", "name"]}
         dedups = [
             {"type": "dedup", "source_id": source, "config": {"key": key, "time_window": window}}
@@ -58,8 +62,9 @@ class JoinPipeline:
         there = self.there.environment()
         login = {name.lower(): there[f"KAFKA_SASL_{name}"] for name in ("USERNAME", "PASSWORD")}
         connection = {**events["connection_params"], **login, "brokers": [there["KAFKA_BOOTSTRAP"]]}
-        events["schema_fields"] = [{"name": "id", "type": "int"}, {"name": "amount", "type": "float"}]
-        fields = [{"name": "who.id", "type": "int"}, {"name": "name", "type": "string"}]
+        own_time = [{"name": "at", "type": "int", "unit": "ms"}] if self.by_time else []
+        events["schema_fields"] = [{"name": "id", "type": "int"}, {"name": "amount", "type": "float"}, *own_time]
+        fields = [{"name": "who.id", "type": "int"}, {"name": "name", "type": "string"}, *own_time]
         names = {**events, "source_id": "names", "topic": self.topics["names"], "connection_params": connection, "schema_fields": fields}
         document["sources"] = [events, names]
         document["transforms"] = self.transforms
@@ -75,16 +80,23 @@ class JoinPipeline:
             ],
             "unmatched": self.unmatched,
         }
+        if self.by_time:
+            lateness, idle_after = self.by_time
+            document["join"] |= {"time": "event", "allowed_lateness": lateness, "idle_after": idle_after, "max_ahead": "876000h"}
+            for side in ("left_source", "right_source"):
+                document["join"][side]["time_field"] = "at"
         for entry in document["sink"]["mapping"]:
             if entry["name"] == "name":
                 entry["column_type"] = "Nullable(String)"
 
-    def send(self, source: str, ids: Iterable[int], text: str = "n") -> None:
-        """Send a record for each id; a negative one is broken. A name is `text` and its id."""
+    def send(self, source: str, ids: Iterable[int], text: str = "n", at_ms: Callable[[int], int] | None = None) -> None:
+        """Send a record for each id; a negative one is broken. A name is `text` and its id. `at_ms`: the time of the record of a number."""
         addresses = self.there if source == "names" else self.case.addresses
-        producer = Producer({"log_level": 0, **addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1})
+        producer = make_producer(addresses.kafka_client)
         for number, one in enumerate(ids):
             record = {"who": {"id": one}, "name": f"{text}{one}"} if source == "names" else {"id": one, "amount": one + 0.5}
+            if at_ms is not None:
+                record["at"] = at_ms(number)
             value = MISSING if one < 0 else json.dumps(record).encode()
             producer.produce(self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
         assert producer.flush(60) == 0
@@ -108,6 +120,7 @@ class JoinPipeline:
             "right_us": right,
             "copies_us": [int(parse_duration(window) / timedelta(microseconds=1)) for window in self.copies or ()],
             "emits": self.unmatched == "emit",
+            "lateness_us": int(parse_duration(self.by_time[0]) / timedelta(microseconds=1)) if self.by_time else None,
             "raw": {"url": a.nats_url, "stream": case.names.stream("raw"), "subject": case.names.subjects("raw")},
             "topics": [
                 {"kafka": where.kafka_client, "source": source, "topic": self.topics[source]}

@@ -83,11 +83,11 @@ class LegCase(Kept):
         version = stage_config.store(self.log, NAMES, self.stages)
         sources = [SimpleNamespace(source_id=source) for source in self.stages.sources]
         nats = SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1))
-        sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", max_insert_time=timedelta(seconds=60))
+        sink = SimpleNamespace(delivery="exactly_once", existing_rows="refuse", names_pipeline=False, max_insert_time=timedelta(seconds=60))
         topology = Topology.of(self.stages.sources, [""])
         resources = SimpleNamespace(nats=nats)
         self.config = SimpleNamespace(
-            sources=sources, topology=topology, sink=sink, on_error=OnError(), resources=resources, sink_leg=LegId("sink")
+            sources=sources, topology=topology, sink=sink, on_error=OnError(), resources=resources, sink_leg=LegId("sink"), join=None
         )
         versions = {"stage_config": version, "accepted_config": version}
         self.run = SimpleNamespace(identities=dict.fromkeys(self.topics, "T"), stream_ids={self.out: "S"}, targets=None, **versions)

@@ -3,7 +3,8 @@
 A program: it takes one JSON object on its standard input, gives the numbers as one on its standard output, and ends with 1 if they differ.
 What was first is what NATS says: its sequences are the order, the running maximum of its times is the arrival. The join is played record
 by record. A record is broken if it is no JSON object; the key of a left record is `id`, that of a right one `who.id`. Where a dedup
-stands before the join, copies are records of one `id`, or of one `who.id` and `name`.
+stands before the join, copies are records of one `id`, or of one `who.id` and `name`. By event time the records meet by their `at`, in
+milliseconds.
 """
 
 import asyncio
@@ -22,11 +23,12 @@ Place = tuple[str, int, int]
 
 
 class Frame(NamedTuple):
-    """A raw message: when NATS stored it, in microseconds, its source, and (partition, offset, value) of its records."""
+    """A raw message: when NATS stored it, in microseconds, its source, (partition, offset, value) of its records, and its headers."""
 
     time_us: int
     source: str
     records: list[tuple[int, int, bytes | None]]
+    headers: dict[str, str]
 
 
 def kafka_places(settings: dict[str, str], source: str, topic: str) -> Counter[Place]:
@@ -58,7 +60,7 @@ async def raw_frames(url: str, stream: str, subject: str) -> list[Frame]:
             records = list(zip(*(table.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True))
             at = message.metadata.timestamp
             time_us = int(at.timestamp()) * 1_000_000 + at.microsecond
-            found[message.metadata.sequence.stream] = Frame(time_us, message.subject.split(".")[3], records)
+            found[message.metadata.sequence.stream] = Frame(time_us, message.subject.split(".")[3], records, dict(message.headers or {}))
             await message.ack()
             missing -= 1
     await client.close()
@@ -123,14 +125,103 @@ class Model:
             self.waiting.setdefault(key, []).append((arrival_us, partition, offset))
 
 
+class TimedModel(Model):
+    """The join by the records' own times, frame by frame: what a left record meets is final when the watermark says so."""
+
+    def __init__(self, left_us: int, right_us: int, emits: bool, copies_us: list[int], lateness_us: int) -> None:
+        super().__init__(left_us, right_us, emits, copies_us)
+        self.lateness_us = lateness_us
+        self.watermark_us: int | None = None
+        self.reached: dict[tuple[str, int], int | None] = {}
+        self.read: dict[tuple[str, int], int] = {}
+        self.idle: set[tuple[str, int]] = set()
+        self.lefts: list[tuple[int, int, int, int]] = []
+        self.rights: dict[int, list[tuple[int, str]]] = {}
+        self.late = 0
+
+    def take_frame(self, frame: Frame, arrival_us: int) -> None:
+        newest_us = None
+        for partition, offset, value in frame.records:
+            try:
+                record = json.loads(value or b"")
+            except ValueError:
+                self.broken += 1
+                continue
+            time_us = record["at"] * 1000
+            newest_us = time_us if newest_us is None else max(newest_us, time_us)
+            if self.is_copy(frame.source, arrival_us, record):
+                self.copies += 1
+            elif self.watermark_us is not None and time_us < self.watermark_us:
+                self.late += 1
+            elif frame.source == "names":
+                self.rights.setdefault(record["who"]["id"], []).append((time_us, record["name"]))
+            else:
+                self.lefts.append((time_us, partition, offset, record["id"]))
+        self.note(frame, newest_us)
+        self.decide()
+
+    def note(self, frame: Frame, newest_us: int | None) -> None:
+        if frame.source == "=tick":
+            mark = json.loads(frame.headers.get("Tf-Idle", '{"source": "", "next": {}}'))
+            for number, offset in mark["next"].items():
+                place = (mark["source"], int(number))
+                if offset >= self.read.get(place, 0):
+                    self.idle.add(place)
+                    self.reached.setdefault(place, None)
+        else:
+            place = (frame.source, int(frame.headers["Tf-Partition"]))
+            self.read[place] = int(frame.headers["Tf-Last"]) + 1
+            known_us = self.reached.get(place)
+            self.reached[place] = known_us if newest_us is None else newest_us if known_us is None else max(known_us, newest_us)
+            self.idle -= {place} if newest_us is not None else set()
+        if len({source for source, _ in self.reached}) < 2:
+            return
+        holding = [self.reached[place] for place in self.reached.keys() - self.idle]
+        known = [time_us for time_us in holding if time_us is not None]
+        if len(known) < len(holding):
+            return
+        every = known if holding else [time_us for time_us in self.reached.values() if time_us is not None]
+        if every:
+            new_us = (min(every) if holding else max(every)) - self.lateness_us
+            self.watermark_us = new_us if self.watermark_us is None else max(self.watermark_us, new_us)
+
+    def decide(self) -> None:
+        if self.watermark_us is None:
+            return
+        still = []
+        for left in self.lefts:
+            time_us, partition, offset, key = left
+            name, final_us = self.met(time_us, self.rights.get(key, []))
+            if final_us > self.watermark_us:
+                still.append(left)
+            elif name is not None or self.emits:
+                self.rows[partition, offset, key, name] += 1
+            self.unmatched += name is None and final_us <= self.watermark_us
+        self.lefts = still
+        self.waiting = {0: [left[:3] for left in still]}
+
+    def met(self, time_us: int, rights: list[tuple[int, str]]) -> tuple[str | None, int]:
+        earlier = max((at for at, _ in rights if at <= time_us), default=None)
+        if earlier is not None and time_us - earlier < self.right_us:
+            return [name for at, name in rights if at == earlier][-1], time_us + 1
+        later = min((at for at, _ in rights if at > time_us), default=None)
+        if later is not None and later - time_us < self.left_us:
+            return next(name for at, name in rights if at == later), later + 1
+        return None, time_us + self.left_us
+
+
 def account(asked: dict[str, Any]) -> dict[str, Any]:
-    model, arrival_us, raw = Model(asked["left_us"], asked["right_us"], asked["emits"], asked["copies_us"]), 0, Counter[Place]()
+    how, arrival_us, raw = [asked[name] for name in ("left_us", "right_us", "emits", "copies_us")], 0, Counter[Place]()
+    model = Model(*how) if asked["lateness_us"] is None else TimedModel(*how, asked["lateness_us"])
     frames = asyncio.run(raw_frames(**asked["raw"]))
     for frame in frames:
         arrival_us = max(arrival_us, frame.time_us)
+        raw.update((frame.source, partition, offset) for partition, offset, _ in frame.records)
+        if isinstance(model, TimedModel):
+            model.take_frame(frame, arrival_us)
+            continue
         model.at(arrival_us)
         for partition, offset, value in frame.records:
-            raw[frame.source, partition, offset] += 1
             model.take(frame.source, arrival_us, partition, offset, value)
     kafka = sum((kafka_places(one["kafka"], one["source"], one["topic"]) for one in asked["topics"]), Counter[Place]())
     stored = clickhouse_rows(**asked["clickhouse"])
@@ -143,6 +234,8 @@ def account(asked: dict[str, Any]) -> dict[str, Any]:
         "waiting": sum(map(len, model.waiting.values())),
         "broken": model.broken,
         "copies": model.copies,
+        "late": model.late if isinstance(model, TimedModel) else 0,
+        "marks": sum("Tf-Idle" in frame.headers for frame in frames),
         "not on raw": (kafka - raw).total(),
         "too many on raw": (raw - kafka).total(),
         "lost rows": [str(row) for row in (model.rows - stored).elements()][:5],

@@ -47,6 +47,7 @@ from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import LocalStack
 from support.forked import Forked
 from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
+from support.producer import make_producer
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
@@ -188,8 +189,7 @@ class PipelineCase:
         """Sends values round robin, in their order; every one is acknowledged when this returns."""
         # One request at a time: a retry at a topic that was just made may not change the order. An idempotent producer keeps it, too, and
         # waits half a second before its first record.
-        ours = {"log_level": 0, **self.addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1}
-        producer = Producer({**ours, **settings})
+        producer = make_producer(self.addresses.kafka_client, **settings)
         self._produce(producer, values, partitions)
         assert producer.flush(60) == 0
 

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import Producer
-
 from pipelines.config import load, parse
 from pipelines.preview.declared import declared_program
 from pipelines.preview.given import Given, frames_of
@@ -20,7 +18,9 @@ from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.records import decode_frame
 from pipelines.protocol.tally import tally
+from pipelines.types.columns import value_type
 from support.pipeline_case import PipelineCase
+from support.producer import make_producer
 from support.random_programs import Recipe, Sent
 
 ORDER = "ORDER BY _tf_sequence, _tf_ordinal, _tf_emit"
@@ -39,8 +39,7 @@ def play(case: PipelineCase, recipe: Recipe) -> None:
 
 
 def produce(case: PipelineCase, records: Sequence[Sent]) -> None:
-    settings = {"log_level": 0, "linger.ms": 5, "acks": "all", "max.in.flight": 1, "message.max.bytes": 8 * 1024 * 1024}
-    producer = Producer({**case.addresses.kafka_client, **settings})
+    producer = make_producer(case.addresses.kafka_client, **{"message.max.bytes": 8 * 1024 * 1024})
     for sent in records:
         producer.produce(case.topic, sent.value, sent.key, sent.partition, headers=list(sent.headers))
     assert producer.flush(60) == 0
@@ -117,14 +116,37 @@ def _stored(case: PipelineCase, program: Program, found: Preview, table: MapToTa
     """Put the rows that are shown of a table into one like it and return its content."""
     copy = f"{table.table}_preview"
     case.client().command(f"CREATE OR REPLACE TABLE {copy} AS {table.table}")
+    shapes = [column.name for column in table.columns if value_type(column.type).name == "Geometry"]
+    for name in shapes:
+        # ClickHouse reads no geometry from JSON: what is compared is its text.
+        case.client().command(f"ALTER TABLE {copy} MODIFY COLUMN {name} Nullable(String)")
     ended = [record.last for record in found.records if record.last.outcome == "row"]
     shown = [readable_rows(row, program) for last in ended for row in last.rows]
-    lines = [json.dumps(row, default=_plain, ensure_ascii=False) for rows in shown for of, row in rows if of is table]
+    rows_of_table = [row for rows in shown for of, row in rows if of is table]
+    for row in rows_of_table:
+        row |= {name: _shape_text(row[name]["coordinates"]) for name in shapes if row.get(name)}
+        for column in table.columns:
+            if column.type.startswith("Nested(") and column.name in row:
+                row |= _parts(column.name, row.pop(column.name))
+    lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows_of_table]
     settings = {"date_time_input_format": "best_effort"}
     if lines:
         block = "\n".join(lines).encode("utf-8", "surrogateescape")
         case.client().raw_insert(copy, insert_block=block, settings=settings, fmt="JSONEachRow")
     return _table(case, copy)
+
+
+def _parts(name: str, elements: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return a value of a Nested as the table holds it: an array for each of its parts."""
+    members = elements[0] if elements else {}
+    return {f"{name}.{member}": [element[member] for element in elements] for member in members}
+
+
+def _shape_text(coordinates: Sequence[Any]) -> str:
+    """Return coordinates of GeoJSON as ClickHouse writes a geometry."""
+    if coordinates and isinstance(coordinates[0], float):
+        return f"({','.join(f'{number:g}' for number in coordinates)})"
+    return f"[{','.join(map(_shape_text, coordinates))}]"
 
 
 def _plain(value: Any) -> str:

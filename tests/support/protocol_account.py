@@ -203,7 +203,7 @@ def check_chain(chain: list[Entry]) -> None:
         if entry.kind == "plan" and plan is not None:
             check_narrowing(plan, entry)
             narrowed = NARROWED if getattr(entry.body, "standing", ()) else ()
-            decided = dict.fromkeys(("pieces", "poison", "abandoned", *narrowed), 0)
+            decided = dict.fromkeys(("pieces", "poison", "times", "abandoned", *narrowed), 0)
             assert {**vars(plan.body), **vars(entry.body), **decided} == {**vars(plan.body), **decided}
             plan = entry
         elif entry.kind == "plan":

@@ -3,9 +3,12 @@
 It imports nothing of the join. Before each frame of arrival A, a tick too, every waiting left record with arrival + left window <= A is
 unmatched. A left record at A meets the newest right one of its key if A < its arrival + right window, and waits otherwise. A right record
 meets all that wait for its key, and then is the newest one.
+
+By the records' own times a left record is decided behind the first frame whose watermark leaves no room for a better right one.
 """
 
 import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipelines.process.program import Program
 from pipelines.protocol.ledger import Entry
-from pipelines.protocol.naming import source_of_subject
+from pipelines.protocol.naming import is_redriven, is_tick, source_of_subject
 from pipelines.protocol.records import Message
 from pipelines.protocol.tally import tally
 from support.protocol_account import At, Outcomes, arrivals_us, check_account, entries, position_of, program
 from support.protocol_outside import FIRST, NAMES
-from support.protocol_stages import BUCKETS, MORE, POISON, UNWANTED, VENOM, WORN, joined_text, key_of, kind, stored_rows, takes
+from support.protocol_stages import BUCKETS, MORE, POISON, UNWANTED, VENOM, WORN, joined_text, key_of, kind, own_time_us, stored_rows, takes
 
 if TYPE_CHECKING:
     from support.protocol_joins import JoinOfHistory
@@ -41,6 +44,7 @@ class Left:
     text: bytes
     plan: int
     row: dict
+    time_us: int = 0
 
     @property
     def bucket(self) -> int:
@@ -59,12 +63,14 @@ class Meaning:
     """What the frames up to some one mean. `causes`: bucket and cause of each decided left record; `oldest`: who waits first after a frame.
 
     `without_row`: left records that no sink sees, as they are unmatched, dropped by a step, or wait; right ones. `refused_behind`: dead
-    letters of the join and of the steps behind it.
+    letters of the join and of the steps behind it; `late`: those of records behind the watermark. `watermark_us`: that behind each frame.
     """
 
     accepted: dict[str, dict[At, tuple]]
     refused: dict[At, tuple] = field(default_factory=dict)
     refused_behind: set[At] = field(default_factory=set)
+    late: set[At] = field(default_factory=set)
+    watermark_us: dict[int, int | None] = field(default_factory=dict)
     without_row: dict[At, dict] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     causes: dict[At, tuple[int, Cause]] = field(default_factory=dict)
@@ -77,7 +83,9 @@ class Meaning:
     def outcomes(self) -> Outcomes:
         apart = [*self.without_row.values(), *(left.row for left in self.waiting.values())]
         of_first = sum(row.get("sink") in (None, FIRST) for row in apart)
-        return Outcomes(self.accepted, dict(self.refused), 0, set(), self.counts["filtered"], of_first, frozenset(self.refused_behind))
+        return Outcomes(
+            self.accepted, dict(self.refused), 0, set(), self.counts["filtered"], of_first, frozenset(self.refused_behind | self.late)
+        )
 
 
 class Account:
@@ -150,6 +158,85 @@ class Account:
                 rows[left.at] = left.row["partition"], left.row["offset"], text + (more if leg == FIRST else b"")
 
 
+class TimedAccount(Account):
+    """The same by the records' own times. The partitions of both sources have numbers of their own."""
+
+    def __init__(self, world: "World", join: "JoinOfHistory") -> None:
+        super().__init__(world, join)
+        self._reached: dict[tuple[str, int], int | None] = {}
+        self._read: dict[tuple[str, int], int] = {}
+        self._idle: set[tuple[str, int]] = set()
+        self._rights: dict[bytes, list[tuple[int, bytes]]] = {}
+        self._watermark_us: int | None = None
+
+    def take(self, message: Message, arrival_us: int, plan: Entry) -> None:
+        found = self.meaning
+        self._plan, self._config = plan.body.start, program(self._world.log, plan.body.config)
+        source = "" if is_tick(message.subject) else source_of_subject(message.subject)
+        times = [self._take_timed((message.sequence, ordinal), row, source) for ordinal, row in enumerate(records_of(message.payload))]
+        self._note(message, source, max((time for time in times if time is not None), default=None))
+        found.watermark_us[message.sequence] = self._watermark_us
+        for at in sorted(found.waiting):
+            text, final_us = self._met(found.waiting[at])
+            if self._watermark_us is not None and final_us <= self._watermark_us:
+                self._decide(found.waiting.pop(at), text, (message.sequence, LAST_ORDINAL))
+        found.oldest[message.sequence] = min(found.waiting, default=None)
+
+    def _take_timed(self, at: At, row: dict, source: str) -> int | None:
+        """Take a record; return its own time if it has come to the join."""
+        found, refused, key = self.meaning, refused_by(self._config), key_of(row["value"])
+        letter = row["partition"], row["offset"], row["value"]
+        if kind(row["value"]) in (refused, POISON) or key is None:
+            found.refused[at] = letter
+            return None
+        time_us, text = own_time_us(row["value"]), row["value"] + b" not " + refused
+        if self._watermark_us is not None and time_us < self._watermark_us:
+            found.refused[at] = letter
+            found.late.add(at)
+        elif source == self._join.right:
+            self._rights.setdefault(key, []).append((time_us, text))
+            found.without_row[at] = row
+            found.counts["kept"] += 1
+        else:
+            found.waiting[at], found.waited[at] = Left(at, key, 0, text, self._plan, row, time_us), time_us
+        return time_us
+
+    def _note(self, message: Message, source: str, newest_us: int | None) -> None:
+        """Note how far the partition of a frame has come, or what a tick marks, and where the watermark is."""
+        if not source:
+            mark = json.loads(message.headers.get("Tf-Idle", '{"source": "", "next": {}}'))
+            places = {(mark["source"], int(number)): offset for number, offset in mark["next"].items()}
+            self._idle |= {place for place, offset in places.items() if offset >= self._read.get(place, 0)}
+        elif not is_redriven(message.subject):
+            place = source, int(message.headers["Tf-Partition"])
+            self._read[place] = int(message.headers["Tf-Last"]) + 1
+            reached = [one for one in (self._reached.get(place), newest_us) if one is not None]
+            self._reached[place] = max(reached, default=None)
+            self._idle -= {place} if newest_us is not None else set()
+        known = {*self._reached, *self._idle}
+        if len({source for source, _ in known}) < 2:
+            return
+        holding = [self._reached.get(place) for place in known - self._idle]
+        of_all = [one for one in self._reached.values() if one is not None]
+        if None in holding or not (holding or of_all):
+            return
+        now_us = (min(holding) if holding else max(of_all)) - (self._join.lateness_us or 0)
+        self._watermark_us = now_us if self._watermark_us is None else max(self._watermark_us, now_us)
+
+    def _met(self, left: Left) -> tuple[bytes | None, int]:
+        """The right record that it meets as far as is known, and the watermark at which that is final."""
+        rights = self._rights.get(left.key, [])
+        earlier = [one for one in rights if one[0] <= left.time_us]
+        newest_us = max((at for at, _ in earlier), default=None)
+        if newest_us is not None and left.time_us - newest_us < self._join.right_us:
+            return [text for at, text in earlier if at == newest_us][-1], left.time_us + 1
+        later = [one for one in rights if one[0] > left.time_us]
+        next_us = min((at for at, _ in later), default=None)
+        if next_us is not None and next_us - left.time_us < self._join.left_us:
+            return next(text for at, text in later if at == next_us), next_us + 1
+        return None, left.time_us + self._join.left_us
+
+
 @lru_cache(maxsize=500)
 def records_of(payload: bytes) -> list[dict]:
     return stored_rows(payload).to_pylist()
@@ -163,7 +250,8 @@ def refused_by(config: Program) -> bytes:
 def meaning_of(world: "World", to: int) -> Meaning:
     """What raw's frames up to `to` mean."""
     assert world.join is not None
-    account, arrivals = Account(world, world.join), arrivals_us(world)
+    account = Account(world, world.join) if world.join.lateness_us is None else TimedAccount(world, world.join)
+    arrivals = arrivals_us(world)
     plans: Iterator[Entry] = iter([entry for entry in entries(world.log, "process") if entry.kind == "plan"])
     plan = next(plans, None)
     for message in world.log.everything(NAMES.stream("raw")):
@@ -236,8 +324,11 @@ def check_waiting(world: "World", meaning: Meaning) -> None:
             continue
         named = done.waiting.sequence, done.waiting.ordinal
         assert meaning.waited[named] == done.waiting.arrival_us
-        assert named[0] <= done.to and done.waiting.arrival_us + world.join.left_us > done.clock_us
+        clock_us = done.clock_us if world.join.lateness_us is None else meaning.watermark_us[done.to]
+        assert named[0] <= done.to and (clock_us is None or done.waiting.arrival_us + world.join.left_us > clock_us)
         assert oldest is None or named <= oldest, f"{oldest} waits behind {done.to}, and its done names {named}"
+    if world.join.lateness_us is not None:
+        return
     now_us = int(world.clock.now.timestamp()) * 1_000_000 + world.clock.now.microsecond
     ended = [left.at for left in meaning.waiting.values() if left.arrival_us + world.join.left_us <= now_us]
     assert not ended, f"{ended} wait, and their windows have ended"

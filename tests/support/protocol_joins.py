@@ -4,13 +4,14 @@ The account at their end is in protocol_join_account.py.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Literal
 from unittest.mock import patch
 
+from pipelines.errors import RetryableError
 from pipelines.process.computed import stored
 from pipelines.process.program import Program
 from pipelines.process.steps.filter import Filter
@@ -18,7 +19,9 @@ from pipelines.process.steps.join import Join, JoinedField, JoinSide
 from pipelines.process.steps.mapping import MappedColumn, MapToTable, MapToTables
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS
+from pipelines.protocol.ticks import Idle, append_tick
 from support.programs import union
+from support.protocol_outside import NAMES
 from support.protocol_stages import BUCKETS, UNWANTED, WORN
 
 if TYPE_CHECKING:
@@ -30,13 +33,21 @@ UNMATCHED: tuple[Unmatched, ...] = ("drop", "emit", "dead_letter")
 
 
 def has_join(seed: int) -> bool:
-    """Whether the history of a seed is one of a join; so is one of four."""
+    """Whether the history of a seed is one of a join by arrival; so is one of four."""
     return Random(f"a join in {seed}").random() < 0.25
+
+
+def has_timed_join(seed: int) -> bool:
+    """Whether the history of a seed is one of a join by the records' own times; so is one of ten of the others."""
+    return not has_join(seed) and Random(f"a timed join in {seed}").random() < 0.1
 
 
 @dataclass(frozen=True)
 class JoinOfHistory:
-    """The join of a history. `draws`: chance of its own, so that other histories do not depend on it."""
+    """The join of a history. `draws`: chance of its own, so that other histories do not depend on it.
+
+    `lateness_us`: of one by the records' own times, None by arrival.
+    """
 
     left: str
     right: str
@@ -44,13 +55,17 @@ class JoinOfHistory:
     right_us: int
     keys: int
     draws: Random
+    lateness_us: int | None = None
+    marked: set[tuple[str, str, int]] = field(default_factory=set)
 
     @classmethod
     def of_seed(cls, seed: int) -> "JoinOfHistory":
         draws = Random(f"the join of {seed}")
         left, right = draws.sample(["orders", "others"], 2)
         left_us, right_us = (draws.choice([1, 2, 2, 3, 5]) * SECOND_US for _ in range(2))
-        return cls(left, right, left_us, right_us, draws.choice([1, 2, 4]), draws)
+        keys = draws.choice([1, 2, 4])
+        lateness_us = draws.choice([0, SECOND_US]) if has_timed_join(seed) else None
+        return cls(left, right, left_us, right_us, keys, draws, lateness_us)
 
     def value(self, kinds: list[bytes], number: int) -> bytes:
         """A record's value: its kind, a key, mostly, and a number that no other record has."""
@@ -63,17 +78,31 @@ class JoinOfHistory:
         `unmatched`: one of the three is drawn without it.
         """
         fields = ((refused, "string"), ("v", "string"), ("t", "int"))
-        left = JoinSide(self.left, ("v",), (JoinedField("value", "v", "string"),), self.left_us)
-        right = JoinSide(self.right, ("v",), (JoinedField("other", "v", "string"),), self.right_us)
+        time_field = "" if self.lateness_us is None else "t"
+        left = JoinSide(self.left, ("v",), (JoinedField("value", "v", "string"),), self.left_us, time_field)
+        right = JoinSide(self.right, ("v",), (JoinedField("other", "v", "string"),), self.right_us, time_field)
         names = [("value", "value", "String"), ("other", "other", "Nullable(String)"), *([("value", "more", "String")] if has_more else [])]
         columns = tuple(MappedColumn(*one, has_default=False) for one in names)
         wanted = Filter(stored(f"value <> '{UNWANTED.decode()}'", {"value": "string"}, "sql", "bool"))
         shared = (
-            Join(left, right, unmatched or self.draws.choice(UNMATCHED)),
+            Join(left, right, unmatched or self.draws.choice(UNMATCHED), self.lateness_us or 0),
             wanted,
             MapToTables((MapToTable(columns, "db", "t", POSITION_COLUMNS),)),
         )
         return union(("orders", (Parse(fields),)), ("others", (Parse(fields),)), shared=shared, buckets=BUCKETS)
+
+    def mark(self, world: "World", source: str, start: dict[str, int], ends: dict[str, int]) -> None:
+        """Now and then ingest marks a partition that it has read to its end, as far as it knows."""
+        quiet = {partition: start.get(partition, 0) for partition, end in ends.items() if end <= start.get(partition, 0)}
+        if self.lateness_us is not None and quiet and self.draws.random() < 0.1:
+            partition = self.draws.choice(sorted(quiet))
+            # A fenced leg may not know the newest records.
+            offset = max(0, quiet[partition] - self.draws.choice([0, 0, 1, 3]))
+            place = source, partition, offset
+            with suppress(RetryableError):
+                # Once for all that it has read, so that marks do not fill raw.
+                if place not in self.marked and append_tick(world.log, NAMES, Idle(source, {partition: offset})):
+                    self.marked.add(place)
 
     def move_time(self, world: "World") -> None:
         """Now and then a few seconds pass."""

@@ -95,7 +95,7 @@ class ModelKeyState(KeyState):
 
 _Config = SimpleNamespace(
     pipeline_id=NAMES.pipeline,
-    sink=SimpleNamespace(max_insert_time=timedelta(seconds=60)),
+    sink=SimpleNamespace(max_insert_time=timedelta(seconds=60), names_pipeline=False),
     nats=None,
     on_error=OnError(),
     seen_from=lambda leg: _Config,

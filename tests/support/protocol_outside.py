@@ -386,10 +386,10 @@ class Outside(Kept):
         stages = world.config
         world.tables[leg].target = stages.seen_from(leg).full_table
         self.out = leg.input_role
-        sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse")
+        sink = SimpleNamespace(delivery="exactly_once", max_insert_time=timedelta(seconds=60), existing_rows="refuse", names_pipeline=False)
         # The clock may step back by minutes in a long history; what is told of it has a test of its own.
         resources = SimpleNamespace(nats=SimpleNamespace(clock_ahead="warn", max_clock_ahead=timedelta(minutes=1)))
-        config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": leg}
+        config = {"sources": sources, "topology": world.topology, "sink": sink, "sink_leg": leg, "join": None}
         self.config = SimpleNamespace(**config, on_error=OnError(), resources=resources)
         self._world, self.means = world, world.means
         self.lanes = lanes or ModelLanes(world, epoch, version)

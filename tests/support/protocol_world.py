@@ -42,7 +42,7 @@ from pipelines.sink.leg import SinkLeg
 from pipelines.testing import ManualClock
 from support.protocol_account import check_account, expected_outcomes
 from support.protocol_join_account import check_joined_account, check_kept, names_waiting
-from support.protocol_joins import JoinOfHistory, has_join
+from support.protocol_joins import JoinOfHistory, has_join, has_timed_join
 from support.protocol_outside import FIRST, LANE, NAMES, Actor, MemoryStorage, ModelLog, Outside, Table, Topic
 from support.protocol_stages import POISON, SECOND, VENOM, configuration, of_sinks, of_sources, uncompressed
 
@@ -106,7 +106,8 @@ class Runner:
         world = self.world
         if world.rng.random() < 0.1:
             start = dict.fromkeys(start, 0)
-        ticked = self._ticked(leg) if world.join and leg.name.kind == "process" else None
+        has_ticks = world.join is not None and world.join.lateness_us is None
+        ticked = self._ticked(leg) if has_ticks and leg.name.kind == "process" else None
         while not self.stop.is_set():
             available = ticked(start) if ticked else self._available(leg.name, start)
             end = admit(start, available, world.rng.choice([1, 3, 10, 1000]))
@@ -138,8 +139,12 @@ class Runner:
 
     def _available(self, leg: LegId, start: dict[str, int]) -> dict[str, int]:
         if leg.kind == "ingest":
-            topic = self.world.topics[self.world.topology.file_id(leg)]
-            return {str(p): start.get(str(p), 0) if p in topic.silent else end for p, end in topic.end.items()}
+            source = self.world.topology.file_id(leg)
+            topic = self.world.topics[source]
+            ends = {str(p): start.get(str(p), 0) if p in topic.silent else end for p, end in topic.end.items()}
+            if self.world.join is not None:
+                self.world.join.mark(self.world, source, start, {p: end for p, end in ends.items() if int(p) not in topic.silent})
+            return ends
         state = self.world.log.state(NAMES.stream(leg.input_role))
         return {"sequence": max(start["sequence"], state.last_sequence if state else 0)}
 
@@ -362,8 +367,8 @@ class World:
             self.topic.silent ^= {self.leaders.choice(sorted(self.topic.held))}
 
     def meet_join(self) -> None:
-        """One history of four joins its two sources, of which none drops copies."""
-        if has_join(self.seed):
+        """One history of three joins its two sources, of which none drops copies."""
+        if has_join(self.seed) or has_timed_join(self.seed):
             self.join_sources()
 
     def join_sources(self) -> None:
@@ -395,15 +400,18 @@ class World:
             self.join.move_time(self)
 
     def wait_for_room(self) -> None:
-        """A stream is full: its writer waits, and windows of a join end meanwhile.
+        """A stream is full: its writer waits, and windows of a join by arrival end meanwhile.
 
         A tick has no room either. Where raw is too small for the records of one window, an operator raises its limit at last.
         """
         if self.join is not None:
             self.clock.advance(timedelta(seconds=1))
             self._waits_for_room += 1
-            if self._waits_for_room % 30 == 0 and names_waiting(self):
-                self.log.max_bytes[NAMES.stream("raw")] += 5_000
+            # By the records' own times no window ends while none comes in.
+            patience = 30 if self.join.lateness_us is None else 5
+            if self._waits_for_room % patience == 0 and names_waiting(self):
+                for stream in [one for one in self.log.max_bytes if one.startswith(NAMES.stream("raw"))]:
+                    self.log.max_bytes[stream] += 5_000
 
     def start(self) -> Runner:
         self.runners.append(Runner(self))

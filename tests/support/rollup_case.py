@@ -45,8 +45,9 @@ def order(number: int) -> dict[str, Any]:
 class RollupCase:
     """Orders into a table with a rollup. Each tenth record is a copy of the one before it, each 50th is broken."""
 
-    def __init__(self, case: PipelineCase, is_added_later: bool = False, **sink: Any) -> None:
-        self.case, self.sent, self._sink = case, 0, sink
+    def __init__(self, case: PipelineCase, is_added_later: bool = False, dish: str = "Nullable(String)", **sink: Any) -> None:
+        """`dish`: the type of the column of the items."""
+        self.case, self.sent, self._dish, self._sink = case, 0, dish, sink
         self.rollup = f"{case.table}_stats"
         self.write(has_rollup=not is_added_later)
         case.create_topic()
@@ -58,7 +59,7 @@ class RollupCase:
         types = {
             "id": ("int", "Int64"),
             "restaurant": ("string", "LowCardinality(String)"),
-            "dish": ("string", "Nullable(String)"),
+            "dish": ("string", self._dish),
             "customer": ("int", "Nullable(UInt32)"),
             "quantity": ("int", "UInt8"),
             "total": ("string", "Decimal(12, 2)"),
@@ -121,7 +122,7 @@ class RollupCase:
                 differing.append(f"{key}: {[until, *exact]} in Kafka, {[as_of, *figures, customers]} in ClickHouse")
             if abs(hll - estimated) > max(1, 0.02 * estimated):
                 differing.append(f"{key}: {hll} for {estimated} customers")
-            if abs(p95 - quantile) > (0.0101 if quantile >= 1 else 0.031) * quantile:
+            if abs(p95 - quantile) > 0.0079 * quantile:
                 differing.append(f"{key}: {p95} for {quantile}")
         differing += self._differing_buckets(engine, where)
         return differing
@@ -129,10 +130,10 @@ class RollupCase:
     def _wanted(self, engine: duckdb.DuckDBPyConnection, until: int, where: str) -> Iterator[tuple[tuple[str, str], list[Any]]]:
         for window, seconds in WINDOWS.items():
             inside = f"bucket >= {until} - {seconds} AND {where}"
-            # The DD sketch takes the value at the lower rank.
+            # The first value that this share of all values does not exceed.
             query = f"""
                 SELECT restaurant, count(*), sum(total), sum(quantity), count(DISTINCT customer),
-                    list_sort(list(total))[1 + floor(0.95 * (count(*) - 1))::BIGINT]::DOUBLE
+                    list_sort(list(total))[ceil(0.95::DOUBLE * count(*))::BIGINT]::DOUBLE
                 FROM orders WHERE {inside} GROUP BY restaurant
             """
             for restaurant, orders, sales, portions, customers, quantile in engine.execute(query).fetchall():

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from resources.local.stack import Addresses
 from support.pipeline_case import PipelineCase, wait_until
+from support.producer import make_producer
 
 DEDUP = {"type": "dedup", "config": {"key": "id", "time_window": "1h"}}
 OF_CRM = {
@@ -56,7 +56,7 @@ class Union:
     def send(self, source: str, ids: Iterable[int]) -> None:
         """Send a record for each id, in the form of its source; a negative one is a broken record."""
         addresses = self.there if source == "crm" else self.case.addresses
-        producer = Producer({"log_level": 0, **addresses.kafka_client, "linger.ms": 5, "acks": "all", "max.in.flight": 1})
+        producer = make_producer(addresses.kafka_client)
         for number, one in enumerate(ids):
             value = BROKEN if one < 0 else json.dumps(_record(source, one)).encode()
             producer.produce(self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)

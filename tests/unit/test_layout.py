@@ -13,13 +13,14 @@ from pathlib import Path
 from support.each import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pipelines", "resources", "dagster_project", "sql", "bench")
-OWN = ("pipelines", "resources", "dagster_project", "sql")
+PACKAGES = ("tallyflow", "pipelines", "resources", "dagster_project", "sql", "bench")
+OWN = ("tallyflow", "pipelines", "resources", "dagster_project", "sql")
 
 ROOMS = (
     *("types", "error_classes", "expressions", "functions", "protocol", "key_store", "lookups", "config", "connectors", "rollups"),
     *("control", "engine"),
-    *("ingest", "process", "sink", "runner", "maintenance", "dead_letters", "proof", "preview", "lint", "init", "dashboard", "demo", "cli"),
+    *("ingest", "process", "sink", "runner", "maintenance", "edits", "dead_letters", "proof", "preview", "lint", "init", "dashboard"),
+    *("demo", "cli"),
 )
 """Ground floor first: a room of `pipelines` imports only rooms before it, and the modules that stand beside the rooms."""
 

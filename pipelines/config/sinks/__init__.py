@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, SecretStr
 
 from pipelines.config.base import (
     UNSET_HOST,
@@ -48,6 +48,8 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+PIPELINE_COLUMN = "_tf_pipeline"
+"""The column of a shared table that names the pipeline of a row."""
 SinkColumn = Annotated[Identifier, AfterValidator(_not_reserved)]
 SINK_ID = r"^[a-z][a-z0-9_]{0,39}$"
 SinkId = Annotated[
@@ -137,6 +139,17 @@ class SinkModel(Model):
         None, "The fallback for rows that ClickHouse refuses. Default: they become dead letters. Only in `sinks`, and fixed as the ids are."
     )
 
+    _pipeline: str = PrivateAttr(default="")
+
+    def attach(self, pipeline: str) -> None:
+        """Say which pipeline the sink is part of."""
+        self._pipeline = pipeline
+
+    @property
+    def names_pipeline(self) -> bool:
+        """Whether each row names the pipeline that it is of, so that several pipelines may write one table."""
+        return False
+
     def expressions(self) -> tuple[Asked, ...]:
         """Return the condition, if there is one. Also called over a `Partial`."""
         return (Asked(("when",), self.when, type="bool"),) if self.when is not None else ()
@@ -189,6 +202,12 @@ class ClickHouseSink(SinkModel):
         "`refuse` to start, or `keep` them. In a table with position columns these are the rows with a position, else all rows.",
     )
 
+    shared_table: bool = ours(
+        False,
+        "Let several pipelines write this table: each row names its pipeline in the column `_tf_pipeline`, and all proofs and checks of a "
+        "pipeline look at its own rows. Every pipeline of the table must say so.",
+    )
+
     max_insert_time: Window = ours(
         timedelta(seconds=60),
         "How long ClickHouse may take for one insert, 1 s to 10 min. A chunk that takes longer three times is split.",
@@ -208,6 +227,19 @@ class ClickHouseSink(SinkModel):
     create_rollups: bool = ours(
         False, "Create the tables and views of `rollups`; without it the statements of `tallyflow ddl` must have been run."
     )
+
+    @property
+    def names_pipeline(self) -> bool:
+        return self.shared_table
+
+    @property
+    def read_settings(self) -> dict[str, str]:
+        """ClickHouse's settings under which a SELECT sees the rows of this pipeline alone, where it shares its table."""
+        if not self.shared_table:
+            return {}
+        # Identifiers, and a pipeline's id, hold no quotes.
+        owned = f"{PIPELINE_COLUMN} = \\'{self._pipeline}\\'"
+        return {"additional_table_filters": f"{{'{self.connection_params.database}.{self.table}': '{owned}'}}"}
 
     def place(self) -> tuple[object, ...]:
         connection = self.connection_params
@@ -232,6 +264,10 @@ class ClickHouseSink(SinkModel):
         for index, name in repeated(self.order_by):
             yield ("order_by", index), f"the column {name!r} is named twice"
         yield from column_faults(self.rollups, types)
+        if self.shared_table and self.takes == DEAD_LETTERS:
+            yield ("shared_table",), "is for rows of records: give the dead letters of each pipeline a table of their own"
+        if self.shared_table and self.rollups:
+            yield ("shared_table",), "does not go with rollups: their views would count the rows of all pipelines"
         if self.rollups and self.delivery == "at_least_once":
             yield ("rollups",), "a row that is repeated would be counted twice: they need `delivery: exactly_once`"
         if self.rollups and self.existing_rows == "keep":

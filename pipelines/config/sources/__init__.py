@@ -16,7 +16,7 @@ from pipelines.types.time_formats import check_format
 
 FieldType = Literal[
     "string", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64",
-    "float", "float32", "float64", "bool", "bytes", "array", "object", "map",
+    "float", "float32", "float64", "bool", "bytes", "array", "object", "map", "any",
 ]  # fmt: skip
 Unit = Literal["s", "ms", "us", "ns"]
 TimeFormat = Annotated[str, AfterValidator(check_format)]
@@ -136,7 +136,9 @@ class SchemaField(Model):
     """One field to read from the JSON value of a record."""
 
     name: FieldPath = theirs(..., "Field name; a dotted path reads a nested object, unless the object has that key with its dots.")
-    type: FieldType = theirs(..., "Type; a value of another type rejects the record. `int` is int64, `float` is float64.")
+    type: FieldType = theirs(
+        ..., "Type; a value of another type rejects the record. `int` is int64, `float` is float64, `any` is every JSON value."
+    )
     unit: Unit | None = ours(
         None,
         "Unit since 1970 of a number, or of a string with a decimal number, that becomes a DateTime or DateTime64 or is dedup's "

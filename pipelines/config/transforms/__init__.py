@@ -79,6 +79,7 @@ class JoinSide(Model):
     source_id: Text = theirs(..., "The source of this side.")
     key: Key = theirs(..., "Field or fields to join on, in the same order on both sides; several are Tallyflow's.")
     time_window: Window = theirs(..., "How long a record of this side waits for the other.")
+    time_field: FieldPath | None = ours(None, "Field with the record's own time; needed on both sides with `time: event`.")
 
 
 class JoinOutput(Model):
@@ -104,8 +105,25 @@ class Join(Model):
     unmatched: Literal["drop", "emit", "dead_letter"] = ours(
         "drop", "What to do with a left record that has no match: count and drop it, emit it with nulls, or make it a dead letter."
     )
+    time: Literal["arrival", "event"] = ours(
+        "arrival", "Time by which records meet: arrival in the pipeline, or the `time_field` of each side, in whatever order they arrive."
+    )
+    allowed_lateness: Duration = ours(
+        timedelta(0),
+        "With `time: event`: how far the watermark stays behind the newest record of the partition that is furthest behind; a record older "
+        "than the watermark is rejected.",
+    )
+    max_ahead: Duration = ours(
+        timedelta(hours=1),
+        "With `time: event`: how far a record's time may be ahead of its arrival; one further ahead is rejected, and makes no other late.",
+    )
+    idle_after: Window = ours(
+        timedelta(seconds=30),
+        "With `time: event`: a partition without a new record for so long no longer holds back the watermark, until its next record.",
+    )
 
     def faults(self) -> Faults:
+        yield from self._faults_of_time()
         if self.enabled:
             for name in ("left_source", "right_source", "output_fields"):
                 if not getattr(self, name):
@@ -117,3 +135,12 @@ class Join(Model):
                 yield ("right_source", "key"), "must have as many fields as the left one"
         for index, name in repeated(field.joined_name for field in self.output_fields):
             yield ("output_fields", index), f"the name {name!r} is given twice: set output_name"
+
+    def _faults_of_time(self) -> Faults:
+        for name in ("left_source", "right_source"):
+            side = getattr(self, name)
+            if side is not None and (self.time == "event") != (side.time_field is not None):
+                yield (name, "time_field"), "is required with 'time: event'" if self.time == "event" else "is only for 'time: event'"
+        for name in ("allowed_lateness", "max_ahead", "idle_after"):
+            if self.time == "arrival" and name in self.model_fields_set:
+                yield (name,), "is only for 'time: event'"

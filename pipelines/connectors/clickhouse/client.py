@@ -15,9 +15,18 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import Error
 
 from pipelines.config import ClickHouseSink
+from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.connectors.clickhouse.connection import RESPONSE_TIMEOUT_SECONDS, open_client
 from pipelines.connectors.clickhouse.errors import TABLE_CLASSES, insert_error, map_error
-from pipelines.connectors.clickhouse.settings import INSERT_SETTINGS, READ_SETTINGS, insert_log_comment, known_settings
+from pipelines.connectors.clickhouse.nested import together, written_as
+from pipelines.connectors.clickhouse.settings import (
+    DELETE_SETTINGS,
+    INSERT_SETTINGS,
+    MAX_PARTITIONS_PER_INSERT,
+    READ_SETTINGS,
+    insert_log_comment,
+    known_settings,
+)
 from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sql import filled, statement
 from pipelines.error_classes import ErrorClasses
@@ -56,13 +65,15 @@ class ClickHouse:
     def __init__(self, sink: ClickHouseSink, classes: ErrorClasses = TABLE_CLASSES) -> None:
         self._sink, self._classes = sink, classes
         self._client: Client | None = None
+        self._written_as: dict[str, dict[str, tuple[str, ...]]] = {}
+        """By table, the columns that it holds in parts, when its columns were last read."""
 
     def connect(self) -> "ClickHouse":
         """Connect now. Idempotent."""
         if self._client is None:
             # The server must abort an insert before our timeout.
             seconds = self._sink.max_insert_time.total_seconds() + RESPONSE_TIMEOUT_SECONDS
-            self._client = open_client(self._sink.connection_params, self._classes, seconds)
+            self._client = open_client(self._sink.connection_params, self._classes, seconds, self._sink.read_settings)
         return self
 
     @property
@@ -111,7 +122,9 @@ class ClickHouse:
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         names = {"database": database, "name": name}
         found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
-        return tuple(TableColumn(*column) for column in found)
+        columns = together(TableColumn(*column) for column in found)
+        self._written_as[f"{database}.{name}"] = written_as(columns)
+        return columns
 
     def _dedup_memory(self, engine: str, definition: str) -> tuple[int, int | None]:
         """Return how many insert tokens the table remembers, 0 without deduplication, and for how many seconds, None if only they count.
@@ -186,13 +199,54 @@ class ClickHouse:
                 f"{_listed({name: settings[name] for name in other})}; remove the constraint from the user's profile and start again"
             )
 
-    def insert(self, table: str, columns: Sequence[str], block: bytes, token: str, max_execution_seconds: int, work: str = "") -> None:
-        """Insert the block as one, with `token`; `work` names it in `system.processes`. `table` is validated."""
+    def delete_rows(self, table: Table, sequences: tuple[int, int], owner: str, work: str) -> None:
+        """Delete the rows of these raw sequences, both inclusive; return once the server has noted it, before it has done it.
+
+        `owner`: the pipeline whose rows these are in a shared table; empty for any other table. `work` names the statement in
+        `system.processes`. Rows that are inserted afterwards stay, whenever the server deletes the others.
+        """
+        names = {"database": quote_identifier(table.database), "table": quote_identifier(table.name)}
+        # A pipeline's id holds no quotes.
+        owned = f" AND {PIPELINE_COLUMN} = '{owner}'" if owner else ""
+        sql = filled("clickhouse/delete_rows", **names, first=sequences[0], last=sequences[1], owned=owned)
+        doing = f"deleting the rows of raw {sequences[0]}..{sequences[1]} from {table.full_name}"
+        self.command(doing, sql, settings={**DELETE_SETTINGS, **insert_log_comment(work)})
+
+    def deletions_at_work(self, table: Table) -> int:
+        """Count the mutations of a table that the server has not done yet. Raise HaltError for one that fails again and again."""
+        names = {"database": table.database, "name": table.name}
+        found = self.rows(f"reading the mutations of {table.full_name}", statement("clickhouse/mutations_at_work"), names)
+        failed = [reason for reason, _ in found if reason]
+        if failed:
+            raise HaltError(
+                f"waiting for the mutations of {table.full_name}: one of them fails: {failed[0][:500]}; mend its cause, or end it with "
+                "KILL MUTATION"
+            )
+        return sum(int(count) for _, count in found)
+
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        block: bytes,
+        token: str,
+        max_execution_seconds: int,
+        work: str = "",
+        max_partitions: int = MAX_PARTITIONS_PER_INSERT,
+    ) -> None:
+        """Insert the block as one, with `token`; `work` names it in `system.processes`. `table` is validated.
+
+        A block that touches more than `max_partitions`, 0 for no limit, is refused.
+        """
         client = self._connected
+        if table not in self._written_as:
+            self.columns(*table.split("."))
+        names = [part for column in columns for part in self._written_as[table].get(column, (column,))]
         settings = {**known_settings(client.server_settings, INSERT_SETTINGS), "insert_deduplication_token": token}
         settings |= {"max_execution_time": max_execution_seconds, **insert_log_comment(work)}
+        settings["max_partitions_per_insert_block"] = max_partitions
         try:
-            client.raw_insert(table, list(columns), insert_block=block, settings=settings, fmt="ArrowStream")
+            client.raw_insert(table, names, insert_block=block, settings=settings, fmt="ArrowStream")
         except Exception as error:
             found = insert_error(f"inserting a chunk into {table}", error, self._classes)
             # A traceback would show the server's message, with the value that it cannot read.
@@ -210,13 +264,19 @@ class ClickHouse:
         table = f"{quote_identifier(database)}.{quote_identifier(name)}"
         return int(self.rows(f"counting the rows of {database}.{name}", f"SELECT count() FROM {table}{where}")[0][0])  # noqa: S608
 
+    def count_unowned(self, database: str, name: str) -> int:
+        table = f"{quote_identifier(database)}.{quote_identifier(name)}"
+        # The rows of all pipelines, whatever the client is to see.
+        sql = f"SELECT count() FROM {table} WHERE {PIPELINE_COLUMN} = '' SETTINGS additional_table_filters = {{}}"  # noqa: S608
+        return int(self.rows(f"counting the rows of {database}.{name}", sql)[0][0])
+
     def stored_positions(self, table: Table, sequences: tuple[int, int], arrivals_us: tuple[int, int] | None = None) -> pa.Table:
-        """Read the positions of the rows within these bounds.
+        """Read the positions of the rows within these bounds, of a shared table those of this pipeline.
 
         For a replicated table the result includes inserts into any replica: without a quorum, this needs a wait for our replica.
         """
         parameters: dict[str, str | int] = {"database": table.database, "table": table.name, "first": sequences[0], "last": sequences[1]}
-        settings = known_settings(self._connected.server_settings, READ_SETTINGS)
+        settings = known_settings(self._connected.server_settings, {**READ_SETTINGS, **self._sink.read_settings})
         if arrivals_us is not None:
             parameters |= {"since": arrivals_us[0], "until": arrivals_us[1]}
         parts = _EMIT_AND_ARRIVAL if arrivals_us is not None else {"emit_and_arrival": "", "within": ""}

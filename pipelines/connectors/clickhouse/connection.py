@@ -5,6 +5,7 @@ empty, and the driver returns no rows: a lookup of stored rows would have found 
 two headers in HTTP/1.1.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -24,9 +25,12 @@ RESPONSE_TIMEOUT_SECONDS = 60
 
 
 def open_client(
-    connection: ClickHouseConnection, classes: ErrorClasses = TABLE_CLASSES, response_seconds: float = RESPONSE_TIMEOUT_SECONDS
+    connection: ClickHouseConnection,
+    classes: ErrorClasses = TABLE_CLASSES,
+    response_seconds: float = RESPONSE_TIMEOUT_SECONDS,
+    settings: Mapping[str, str] | None = None,
 ) -> Client:
-    """Open a connected client. Raise RetryableError or HaltError."""
+    """Open a connected client, whose statements all have these `settings`. Raise RetryableError or HaltError."""
     try:
         return clickhouse_connect.get_client(
             host=connection.host,
@@ -40,6 +44,7 @@ def open_client(
             send_receive_timeout=response_seconds,
             autogenerate_session_id=False,
             query_retries=0,
+            settings=dict(settings or {}),
             # The server's message without address and version.
             show_clickhouse_errors="scrub",
             client_name="tallyflow",

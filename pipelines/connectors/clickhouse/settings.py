@@ -54,6 +54,15 @@ FILL_SETTINGS: Mapping[str, Any] = {
 }
 """Settings of an INSERT SELECT that is one atomic, deduplicated block."""
 
+DELETE_SETTINGS: Mapping[str, Any] = {
+    # Rows are masked, parts are not rewritten; the caller waits, or a large table would outlast the connection.
+    "enable_lightweight_delete": 1,
+    "lightweight_delete_mode": "alter_update",
+    "lightweight_deletes_sync": 0,
+    "mutations_sync": 0,
+}
+"""Settings of a DELETE whose end is looked for in `system.mutations`."""
+
 READ_SETTINGS: Mapping[str, Any] = {
     "timeout_overflow_mode": "throw",
     "read_overflow_mode": "throw",

@@ -13,17 +13,24 @@ from typing import Protocol
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
+from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.columns import parse_type
+
+PIPELINE_TYPE = "LowCardinality(String)"
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column of `system.columns`; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL."""
+    """One column of `system.columns`; `default_kind` is '', DEFAULT, MATERIALIZED, ALIAS or EPHEMERAL.
+
+    `parts`: the columns of a Nested that the table holds apart, as `name.part`; empty for every other column.
+    """
 
     name: str
     type: str
     default_kind: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,9 @@ class Table:
 
 
 def declared_columns(config: PipelineConfig) -> list[tuple[str, str]]:
-    """Return (name, type) of each column that a created table has: those of the mapping, then the position columns."""
-    return [*((entry.column_name, str(parse_type(entry.column_type))) for entry in config.sink.mapping), *POSITION_COLUMN_TYPES]
+    """Return (name, type) of each column that a created table has: those of the mapping, the position columns, the pipeline of a row."""
+    owner = [(PIPELINE_COLUMN, PIPELINE_TYPE)] if config.sink.names_pipeline else []
+    return [*((entry.column_name, str(parse_type(entry.column_type))) for entry in config.sink.mapping), *POSITION_COLUMN_TYPES, *owner]
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,12 @@ class Sink(Protocol):
         Raise RetryableError if the outcome is unknown: the caller sends the same block with the same token again. Raise
         InsertTooLargeError (retryable) if a smaller block may pass, RefusedError if the table refuses the block because of its rows.
         """
+
+    def count_unowned(self, database: str, name: str) -> int:
+        """Count the rows of a shared table that name no pipeline."""
+
+    def alter(self, statement: str) -> None:
+        """Run an ALTER TABLE that was built from checked identifiers and types."""
 
     def inserts_at_work(self, work: str) -> int | None:
         """Count the running inserts of this name; None if the user may not see them."""

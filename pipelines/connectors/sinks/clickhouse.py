@@ -1,24 +1,27 @@
 """A ClickHouse table as a sink: the table, and its memory of insert tokens, are checked before the first insert."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 
 from pipelines.config import PipelineConfig
+from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.config.text import path_text
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.settings import MAX_PARTITIONS_PER_INSERT
-from pipelines.connectors.sinks import Table, TableColumn, declared_columns
+from pipelines.connectors.sinks import PIPELINE_TYPE, Table, TableColumn, declared_columns
 from pipelines.connectors.sql import filled
 from pipelines.counts import count_of
 from pipelines.errors import ConfigurationError, Fault, HaltError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
-from pipelines.types.columns import parse_type, quote_identifier
+from pipelines.types.columns import parse_type, quote_identifier, quote_string
 
 CREATED_DEDUP_WINDOW = 10_000
 MIN_DEDUP_WINDOW = 4
 """Tokens that a table must remember per lane and partition that one insert can touch: each partition gets its own block."""
+MOST_SHARERS = 16
+"""Pipelines of a shared table, whose tokens it must remember side by side."""
 MIN_DEDUP_TIME = timedelta(days=7)
 """How long a Replicated table must remember tokens, unless the file sets another time."""
 
@@ -50,13 +53,22 @@ class ClickHouseTable(ClickHouse):
             check()
         return table
 
+    def alter(self, statement: str) -> None:
+        self.connect()
+        self.command(f"altering table {self.target} ({statement})", statement)
+
     def checks(self, table: Table) -> Iterator[Callable[[], None]]:
         sink = self._pipeline.sink
         yield partial(check_columns, self._pipeline, table)
         if sink.delivery == "exactly_once":
             yield self.check_insert_settings
             for target in [table, *self.view_targets(table.database, table.name)]:
-                yield partial(_check_window, target, sink.max_outage or MIN_DEDUP_TIME, self._pipeline.lanes)
+                yield partial(
+                    _check_window,
+                    target,
+                    sink.max_outage or MIN_DEDUP_TIME,
+                    self._pipeline.lanes * (MOST_SHARERS if sink.names_pipeline else 1),
+                )
 
 
 def create_statement(config: PipelineConfig) -> str:
@@ -89,16 +101,37 @@ def column_faults(config: PipelineConfig, columns: Sequence[TableColumn]) -> lis
             faults.append(Fault(f"{path}.column_name", f"the table has no column {entry.column_name!r}"))
         elif column.default_kind in ("MATERIALIZED", "ALIAS"):
             faults.append(Fault(f"{path}.column_name", f"column {entry.column_name!r} is {column.default_kind} and cannot be inserted"))
-        elif not _fits(entry.column_type, column.type):
+        elif not fits(entry.column_type, column.type):
             difference = f"column {entry.column_name!r} is {column.type}, the file has {entry.column_type}"
             faults.append(Fault(f"{path}.column_type", difference))
     for name, kind in POSITION_COLUMN_TYPES:
         if name in actual and actual[name].type != kind:
             faults.append(Fault(path_text((*config.sink_at, "table")), f"position column {name} is {actual[name].type}, not {kind}"))
+    if config.sink.names_pipeline:
+        faults += [Fault(path_text((*config.sink_at, "shared_table")), fault) for fault in _sharing_faults(config, actual)]
     return faults
 
 
-def _fits(declared: str, actual: str) -> bool:
+def _sharing_faults(config: PipelineConfig, actual: Mapping[str, TableColumn]) -> Iterator[str]:
+    """Yield what a table lacks whose rows are to name their pipeline."""
+    if missing := [name for name, _ in POSITION_COLUMN_TYPES if name not in actual]:
+        yield f"a shared table needs the position columns, and has no {', '.join(missing)}"
+    owner = actual.get(PIPELINE_COLUMN)
+    if owner is None:
+        yield (
+            f"the table has no column {PIPELINE_COLUMN}; the rows that are there must be this pipeline's: ALTER TABLE "
+            f"{config.sink.connection_params.database}.{config.sink.table} {add_owner(config)}, or `tallyflow apply`"
+        )
+    elif owner.type != PIPELINE_TYPE:
+        yield f"column {PIPELINE_COLUMN} is {owner.type}, not {PIPELINE_TYPE}"
+
+
+def add_owner(config: PipelineConfig) -> str:
+    """Return the change of a table that is shared from now on: the rows that it holds are this pipeline's."""
+    return f"ADD COLUMN {PIPELINE_COLUMN} {PIPELINE_TYPE} DEFAULT {quote_string(config.pipeline_id)}"
+
+
+def fits(declared: str, actual: str) -> bool:
     """Return True for the declared type, also as Nullable or LowCardinality: GlassFlow's files declare the base type."""
     wanted = str(parse_type(declared))
     return actual in (wanted, f"Nullable({wanted})", f"LowCardinality({wanted})", f"LowCardinality(Nullable({wanted}))")

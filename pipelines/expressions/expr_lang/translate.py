@@ -140,6 +140,8 @@ class _Translator:
             return Value(f"decode({sql})", "string", nullable=True)
         if kind == "decimal":
             raise fault(f"the field {name!r} is a decimal, which is a number or a string; declare it as float64 or string", at)
+        if kind == "any":
+            raise fault(f"the field {name!r} is any JSON value, which expr-lang does not read; write the expression in SQL", at)
         if kind == "timestamp":
             raise fault(f"the field {name!r} is an instant, which expr-lang does not read; write the expression in SQL", at)
         if source.is_integer:

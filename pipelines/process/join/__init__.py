@@ -11,4 +11,7 @@ once, unmatched once, or waits.
 
 Guarantee: the answer is a function of the log, whatever the batches, and the same when a range is joined again over the same listed
 segments. A left record is the identity of its row; the cause is the record that made the row appear (`outcomes`).
+
+By event time (`timed_outcomes`; no pipeline file asks for it yet) the records' own times replace the arrivals: `progress` finds the
+watermark behind each frame, `matches` which right record a left one meets and when that is final, `timed_stores` what is kept for it.
 """

@@ -34,7 +34,7 @@ class Outcomes:
     """
 
     positions: RawPositions
-    arrivals_us: Times
+    times_us: Times
     left_run: Rows
     left_row: Rows
     right_run: Rows
@@ -61,7 +61,7 @@ class _Sorted:
 
     origin: Rows
     positions: RawPositions
-    arrivals_us: Times
+    times_us: Times
     is_right: Mask
     key: Rows
     first: Rows
@@ -72,8 +72,8 @@ class _Sorted:
     @classmethod
     def of(cls, stored: Candidates, lefts: Side, rights: Side) -> "_Sorted":
         sides = (stored, lefts, rights)
-        hi, lo, positions, arrivals_us = (
-            np.concatenate([getattr(side, name) for side in sides]) for name in ("hi", "lo", "positions", "arrivals_us")
+        hi, lo, positions, times_us = (
+            np.concatenate([getattr(side, name) for side in sides]) for name in ("hi", "lo", "positions", "times_us")
         )
         in_order = np.argsort(positions, kind="stable")
         order = in_order[by_hash(hi[in_order], lo[in_order])]
@@ -83,7 +83,7 @@ class _Sorted:
         (first,) = is_first.nonzero()
         is_right = order >= len(stored) + len(lefts)
         end = np.append(first[1:], len(order))[: len(first)]
-        return cls(order, positions[order], arrivals_us[order], is_right, np.cumsum(is_first) - 1, first, end, hi[is_first], lo[is_first])
+        return cls(order, positions[order], times_us[order], is_right, np.cumsum(is_first) - 1, first, end, hi[is_first], lo[is_first])
 
     def right_before(self) -> Rows:
         """Return the place of the newest right record of the range before each one of its key, itself included; NO_ROW for none."""
@@ -131,13 +131,13 @@ class _Decision:
     def outcomes(self, ended_us: int) -> Outcomes:
         every, known, windows = self.every, self.known, self.stores.windows
         (at,) = (~every.is_right).nonzero()
-        key, arrived_us, earlier, later = every.key[at], every.arrivals_us[at], every.right_before()[at], every.right_after()[at]
+        key, arrived_us, earlier, later = every.key[at], every.times_us[at], every.right_before()[at], every.right_after()[at]
         is_stored = every.origin[at] < len(self.stored)
-        newest_us = np.where(earlier != NO_ROW, every.arrivals_us[earlier], known.time[key])
+        newest_us = np.where(earlier != NO_ROW, every.times_us[earlier], known.time[key])
         is_there = ~is_stored & ((earlier != NO_ROW) | known.is_found[key]) & (arrived_us < newest_us + windows.right_us)
         known_of = Found(*(column[key] for column in vars(known).values()))
         waits = ~is_there & ~(is_stored & is_consumed(every.positions[at], known_of))
-        is_released = waits & (later != NO_ROW) & released_in_time(arrived_us, every.arrivals_us[later], windows.left_us)
+        is_released = waits & (later != NO_ROW) & released_in_time(arrived_us, every.times_us[later], windows.left_us)
         is_over = waits & ~is_released & (arrived_us <= ended_us)
         met = np.where(is_there, earlier, np.where(is_released, later, NO_ROW))
         cause = np.where(is_there, every.positions[at], every.positions[met])
@@ -170,7 +170,7 @@ class _Decision:
         emit = places - np.maximum.accumulate(np.where(starts, places, 0)) if len(at) else places
         newest = self._last_rights()
         return Outcomes(
-            every.positions[at], every.arrivals_us[at], run, row, *met, cause, emit.astype(np.uint32), waiting, newest, self._replaced()
+            every.positions[at], every.times_us[at], run, row, *met, cause, emit.astype(np.uint32), waiting, newest, self._replaced()
         )
 
     def _last_rights(self) -> Rows:
@@ -183,7 +183,7 @@ class _Decision:
         """Count the right records that a later one of their key has replaced while they could still be joined."""
         every, window_us = self.every, self.stores.windows.right_us
         (at,) = every.is_right.nonzero()
-        key, arrived_us = every.key[at], every.arrivals_us[at]
+        key, arrived_us = every.key[at], every.times_us[at]
         is_next = np.zeros(len(at), dtype=bool)
         is_next[1:] = key[1:] == key[:-1]
         before_us = np.where(is_next, np.roll(arrived_us, 1), self.known.time[key])

@@ -112,7 +112,8 @@ class Joined:
         columns = dict(zip(left_fields.names, from_stored(left, left_fields), strict=True))
         columns |= zip(right_fields.names, from_stored(right, right_fields), strict=True)
         columns |= _position(("_tf_sequence", "_tf_ordinal"), outcomes.positions[places])
-        columns["_tf_arrival"] = pa.array(outcomes.arrivals_us[places]).cast(INSTANT)
+        if "_tf_arrival" not in columns:
+            columns["_tf_arrival"] = pa.array(outcomes.times_us[places]).cast(INSTANT)
         columns |= _position(CAUSE_COLUMNS[:2], outcomes.cause[places])
         columns[CAUSE_COLUMNS[2]] = pa.array(outcomes.cause_emit[places])
         columns |= _position(RIGHT_COLUMNS, outcomes.right_positions[places], is_none)
@@ -141,21 +142,29 @@ def join(lefts: Side, rights: Side, frames: Frames, stores: JoinStores) -> Joine
     The stores may be opened on other segments only after the last slice was taken.
     """
     outcomes = decide(lefts, rights, frames, stores)
+    stored = stores.oldest_waiting(before(frames.end_us, stores.windows.left_us))
+    own = [(int(lefts.positions[row]), int(lefts.times_us[row])) for row in outcomes.waiting[:1].tolist()]
+    return joined_from(outcomes, (lefts, rights), (stores.lefts, stores.rights), stored if stored is not None else next(iter(own), None))
+
+
+def joined_from(
+    outcomes: Outcomes, sides: tuple[Side, Side], stores: tuple[KeyedStore, KeyedStore], oldest_waiting: tuple[int, int] | None
+) -> Joined:
+    """Return a range whose left records are decided. `sides` and `stores`: (left, right)."""
+    lefts, rights = sides
     joined = int(np.count_nonzero(outcomes.is_joined))
     unmatched = len(outcomes.positions) - joined
     new_lefts = lefts.entries(outcomes.waiting)
-    stored = stores.oldest_waiting(before(frames.end_us, stores.windows.left_us))
-    own = [(int(lefts.positions[row]), int(lefts.arrivals_us[row])) for row in outcomes.waiting[:1].tolist()]
     return Joined(
         counts=JoinCounts(joined, unmatched, len(lefts) - joined - unmatched, len(rights), outcomes.replaced),
         new_rights=rights.entries(outcomes.newest),
         new_lefts=new_lefts,
-        oldest_waiting=stored if stored is not None else next(iter(own), None),
+        oldest_waiting=oldest_waiting,
         began=len(new_lefts),
         _outcomes=outcomes,
-        _sides=(lefts, rights),
-        _runs=(stores.lefts.opened(), stores.rights.opened()),
-        _fields=(_fields(stores.lefts), _fields(stores.rights)),
+        _sides=sides,
+        _runs=(stores[0].opened(), stores[1].opened()),
+        _fields=(_fields(stores[0]), _fields(stores[1])),
     )
 
 

@@ -27,6 +27,11 @@ class Windows:
         """How long a right record is stored: while it is joined, and while a left record before it is stored that it has consumed."""
         return max(self.left_us, self.right_us)
 
+    @property
+    def kept_by_time_us(self) -> int:
+        """The same by the records' own times: the oldest stored left one is a left window old, and its match a right window older."""
+        return self.left_us + self.right_us
+
 
 def before(clock_us: int, window_us: int) -> int:
     """Return the time at which a window began that ends at `clock_us`; NEVER if that is."""
@@ -45,6 +50,11 @@ class Frames:
     clock_us: int
 
     @property
+    def start_us(self) -> int:
+        """The arrival of the frame before the range."""
+        return self.clock_us
+
+    @property
     def end_us(self) -> int:
         """The arrival of the last frame."""
         return int(self.arrivals_us[-1]) if len(self.arrivals_us) else self.clock_us
@@ -56,17 +66,20 @@ class Frames:
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of one side of a range in one bucket, in position order: hashes, packed positions, arrivals, and the stored fields."""
+    """The rows of one side of a range in one bucket, in position order: hashes, packed positions, times, and the stored fields.
+
+    `times_us`: the times that the join goes by, arrivals or the records' own, in microseconds.
+    """
 
     hi: Words
     lo: Words
     positions: RawPositions
-    arrivals_us: Times
+    times_us: Times
     payload: pa.RecordBatch
 
     @classmethod
-    def of(cls, rows: pa.Table, fields: pa.Schema) -> "Side":
-        """Build a side of rows with KEY_COLUMNS, `_tf_sequence`, `_tf_ordinal` and `_tf_arrival`; no key is null.
+    def of(cls, rows: pa.Table, fields: pa.Schema, time: str = "_tf_arrival") -> "Side":
+        """Build a side of rows with KEY_COLUMNS, `_tf_sequence`, `_tf_ordinal` and the column `time`; no key is null.
 
         `fields`: the columns that a joined row takes of this side.
         """
@@ -75,7 +88,7 @@ class Side:
         hi, lo = (key.to_numpy() for key in keys)
         positions = position_keys(rows)
         assert (positions[1:] > positions[:-1]).all(), "the rows of a join come in position order"
-        return cls(hi, lo, positions, rows.column("_tf_arrival").cast(pa.int64()).to_numpy(), to_stored(rows, fields))
+        return cls(hi, lo, positions, rows.column(time).cast(pa.int64()).to_numpy(), to_stored(rows, fields))
 
     def __len__(self) -> int:
         return len(self.hi)
@@ -84,4 +97,4 @@ class Side:
         """Return the store's entries of some rows, in the given order."""
         positions = self.positions[rows]
         sequence, ordinal = sequences_of(positions).astype(np.uint64), ordinals_of(positions).astype(np.uint32)
-        return Entries(self.hi[rows], self.lo[rows], self.arrivals_us[rows], sequence, ordinal, self.payload.take(pa.array(rows)))
+        return Entries(self.hi[rows], self.lo[rows], self.times_us[rows], sequence, ordinal, self.payload.take(pa.array(rows)))

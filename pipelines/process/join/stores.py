@@ -91,11 +91,11 @@ def is_consumed(lefts: RawPositions, newest: Found) -> Mask:
 
 
 class Candidates:
-    """Stored left records in position order: number and row of the segment, hash, packed position, and arrival."""
+    """Stored left records in position order: number and row of the segment, hash, packed position, and time."""
 
     def __init__(self, run: Rows, row: Rows, entries: Entries) -> None:
         self.run, self.row = run, row
-        self.hi, self.lo, self.arrivals_us = entries.hi, entries.lo, entries.time
+        self.hi, self.lo, self.times_us = entries.hi, entries.lo, entries.time
         self.positions = packed(entries.sequence, entries.ordinal)
 
     def __len__(self) -> int:

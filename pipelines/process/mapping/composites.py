@@ -1,11 +1,14 @@
-"""Conversions into any ClickHouse type: scalars by `convert`, and Array, Map and Tuple from JSON text.
+"""Conversions into any ClickHouse type: scalars by `convert`, shapes by `geometry`, unions by `unions`; Array, Map and Tuple here.
 
-A composite is split into the JSON texts of its elements; these are read as strictly as a record's fields (same reader, same rules),
-converted, and combined again. A number may also be written as a text, as a field of type `string` may. A fault of an element is a fault of
-its row. A null element is a fault, too, unless its type is Nullable: ClickHouse would store '' or 0 in silence (measured, 26.9).
+All of them come from JSON text. A composite is split into the JSON texts of its elements; these are read as strictly as a record's fields
+(same reader, same rules), converted, and combined again. A number may also be written as a text, as a field of type `string` may. A fault
+of an element is a fault of its row. A null element is a fault, too, unless its type takes one: ClickHouse would store '' or 0 in silence
+(measured, 26.9).
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +16,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.mapping.convert import Converted, Fault, convert_scalar, is_counted_in
+from pipelines.process.mapping.geometry import convert_geometry
+from pipelines.process.mapping.unions import convert_union
 from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
-from pipelines.types.columns import INTEGER_BITS, ColumnType, tuple_fields
+from pipelines.types.arrow_types import tuple_fields
+from pipelines.types.columns import FLOATS, INTEGER_BITS, INTERVALS, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
+from pipelines.types.unions import is_union
 from pipelines.types.vectors import Mask, to_mask, without
 
 _PLAIN_STRINGS = r'^\[(?:"[^"\\\x00-\x1f]*"(?:,"[^"\\\x00-\x1f]*")*)?\]$'
 """A minified JSON array of strings without an escape."""
 _NULL_INSIDE = "is null and not Nullable"
-_NUMBERS = {*INTEGER_BITS, "Float32", "Float64"}
-_SOURCES = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"} | dict.fromkeys(
-    ("Float32", "Float64"), "float64"
-)
+_NUMBERS = {*INTEGER_BITS, *INTERVALS, *FLOATS}
+_SOURCES = {
+    "Array": "array",
+    "Map": "object",
+    "Tuple": "object",
+    "JSON": "object",
+    "Bool": "bool",
+    "Decimal": "decimal",
+    **dict.fromkeys(FLOATS, "float64"),
+    **dict.fromkeys(INTERVALS, "int64"),
+    **dict.fromkeys(("Variant", "Dynamic"), "any"),
+}
 
 
 def convert(engine: Engine, column: pa.Array, target: ColumnType, notation: str = "") -> Converted:
@@ -37,6 +52,12 @@ def convert(engine: Engine, column: pa.Array, target: ColumnType, notation: str 
         return _map(engine, column, target, notation)
     if target.name == "Tuple":
         return (_tuple if target.fields else _unnamed_tuple)(engine, column, target, notation)
+    if target.name == "QBit":
+        return _vector(engine, column, target)
+    if target.name == "Geometry":
+        return convert_geometry(engine, column, partial(convert, engine))
+    if is_union(target):
+        return convert_union(column, target, lambda texts, member: _elements(engine, texts, member, notation))
     return convert_scalar(engine, column, target, notation)
 
 
@@ -54,6 +75,13 @@ def element_source(target: ColumnType, notation: str = "") -> str:
     return _SOURCES.get(target.name, "string")
 
 
+def _element_field(name: str, target: ColumnType, notation: str) -> ParsedField:
+    """Return the field as which an element is read; its messages name the column's own type of a number, and not the one it is read as."""
+    source = element_source(target, notation)
+    is_plain = _may_be_text(target, notation) or target.name in ("Bool", "Decimal")
+    return ParsedField(name, source, str(target) if is_plain else "")
+
+
 def _may_be_text(target: ColumnType, notation: str) -> bool:
     """Return whether an element that is read as a number may be the text of one."""
     return target.name in _NUMBERS or is_counted_in(notation, target)
@@ -68,6 +96,18 @@ def _array(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -
     malformed = to_mask(pc.and_(pc.is_null(lists), pc.is_valid(texts)))
     outer = [Fault(malformed, "invalid_value", "the text is no JSON array")] if malformed.any() else []
     return pa.ListArray.from_arrays(_offsets(lengths), values), [*outer, *_lift(faults, lengths, "an element")]
+
+
+def _vector(engine: Engine, texts: pa.Array, target: ColumnType) -> Converted:
+    """Convert JSON arrays of as many numbers as the QBit has."""
+    vectors, faults = _array(engine, texts, replace(target, name="Array", arguments=target.inner), "")
+    is_other = to_mask(pc.not_equal(pc.list_value_length(vectors), target.number(1))) & to_mask(pc.is_valid(texts))
+    for fault in faults:
+        is_other &= ~fault.rows
+    return vectors, [
+        *faults,
+        *([Fault(is_other, "invalid_value", f"the array has not {target.number(1)} numbers")] if is_other.any() else []),
+    ]
 
 
 def _plain_strings(texts: pa.Array) -> pa.Array:
@@ -112,7 +152,7 @@ def _tuple(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -
     names = tuple_fields(target)
     present = to_mask(pc.is_valid(texts))
     documents = pc.fill_null(texts, "{}")
-    reader = json_reader(tuple(ParsedField(name, element_source(kind, notation)) for name, kind in zip(names, target.inner, strict=True)))
+    reader = json_reader(tuple(_element_field(name, kind, notation) for name, kind in zip(names, target.inner, strict=True)))
     rejections = Rejections("transform", len(texts))
     read = reader.read(engine, documents, rejections)
     # A member that is read alone may be the text of a number; few rows have one.
@@ -175,7 +215,7 @@ def _elements(engine: Engine, texts: pa.Array, target: ColumnType, notation: str
 def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType, notation: str) -> Converted:
     """Convert the member `name` of JSON objects (absent = JSON null) to `target`; here a null is a fault unless `target` takes it."""
     rejections = Rejections("transform", len(documents))
-    (column,) = json_reader((ParsedField(name, element_source(target, notation)),)).read(engine, documents, rejections)
+    (column,) = json_reader((_element_field(name, target, notation),)).read(engine, documents, rejections)
     is_number = rejections.open
     converted, faults = _read(engine, without(column, ~is_number), target, notation)
     is_text = np.zeros(len(documents), dtype=bool)
@@ -188,7 +228,7 @@ def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType, 
         converted, faults = _placed(numbers, rows, converted), [*faults, *_spread(more, rows)]
     read_faults = [Fault(rows & ~is_text, code, message) for rows, code, _, message in rejections.reasons()]
     is_null = to_mask(pc.is_null(column)) & is_number
-    null_faults = [Fault(is_null, "null_in_non_nullable", _NULL_INSIDE)] if is_null.any() and not target.nullable else []
+    null_faults = [Fault(is_null, "null_in_non_nullable", _NULL_INSIDE)] if is_null.any() and not target.takes_null else []
     return converted, [fault for fault in (*read_faults, *faults, *null_faults) if fault.rows.any()]
 
 
@@ -210,7 +250,7 @@ def _read(engine: Engine, column: pa.Array, target: ColumnType, notation: str) -
 
 
 def _null_faults(column: pa.Array, target: ColumnType) -> list[Fault]:
-    if target.nullable or not column.null_count:
+    if target.takes_null or not column.null_count:
         return []
     return [Fault(to_mask(pc.is_null(column)), "null_in_non_nullable", _NULL_INSIDE)]
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.types.columns import INTEGER_BITS, ColumnType, arrow_type
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import INTEGER_BITS, INTERVALS, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.formatted_times import iso_texts
 from pipelines.types.instants import epoch_texts_to_instants, epoch_to_instants, parse_dates, parse_instants, truncate_instants
@@ -45,6 +46,9 @@ _ANY_INTEGER = pa.decimal128(38, 0)
 _MOST_DIGITS = len(str(2**256))
 _EXACT_SCALE = 22
 """Largest exact scale: a float's 53 bits times ten to this scale fit into pyarrow's 128 bits; beyond, the last digit may be off by one."""
+_INT64, _FLOAT64 = ColumnType("Int64"), ColumnType("Float64")
+_BFLOAT16_BITS, _BFLOAT16_LEAST_EXPONENT = 8, -125
+"""Binary digits of a BFloat16, and the least exponent of a number that has all of them, as `frexp` counts it."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _CLOCK = r"^-?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]"
 _IPV4 = rf"^{_OCTET}(?:\.{_OCTET}){{3}}$"
@@ -146,6 +150,12 @@ def _short_integer(text: str) -> int | None:
     return (-1 if text.startswith("-") else 1) * int(digits or "0") if len(digits) <= _MOST_DIGITS else None
 
 
+def _interval(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert whole numbers, or texts of them, to a number of the target's units: 64 bits, whatever the unit."""
+    read = _integer_from_string if pa.types.is_string(column.type) else _integer
+    return read(engine, column, _INT64)
+
+
 def _integer_to_float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     return column.cast(arrow_type(target), safe=False), []
 
@@ -155,6 +165,22 @@ def _float(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
     if target.name == "Float64" or result.type == column.type:
         return result, []
     return result, _fault(to_mask(pc.is_inf(result)) & to_mask(pc.is_finite(column)), "out_of_range", f"the number does not fit {target}")
+
+
+def _bfloat16(_engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    """Convert numbers to the nearest BFloat16 of their Float64, as a float32 that ClickHouse stores unchanged: it cuts off other ones."""
+    numbers = _numbers(column.cast(pa.float64(), safe=False))
+    exponents = np.maximum(np.frexp(numbers)[1], _BFLOAT16_LEAST_EXPONENT)
+    with np.errstate(over="ignore"):
+        nearest = np.ldexp(np.rint(np.ldexp(numbers, _BFLOAT16_BITS - exponents)), exponents - _BFLOAT16_BITS).astype(np.float32)
+    beyond = np.isinf(nearest) & np.isfinite(numbers)
+    return pa.array(nearest, mask=to_mask(pc.is_null(column))), _fault(beyond, "out_of_range", f"the number does not fit {target}")
+
+
+def _bfloat16_from_string(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
+    numbers, faults = _float_from_string(engine, column, _FLOAT64)
+    result, more = _bfloat16(engine, numbers, target)
+    return result, [*faults, *more]
 
 
 def _integer_to_decimal(engine: Engine, column: pa.Array, target: ColumnType) -> Converted:
@@ -340,11 +366,14 @@ _FROM_STRING: dict[str, _Conversion] = {
     **{name: _wide_integer_from_string if bits > _WIDEST_JSON_INTEGER else _integer_from_string for name, bits in INTEGER_BITS.items()},
     "Float32": _float_from_string,
     "Float64": _float_from_string,
+    "BFloat16": _bfloat16_from_string,
+    **dict.fromkeys(INTERVALS, _interval),
     "IPv4": _ipv4,
     "IPv6": _ipv6,
     "JSON": _json,
 }
 _FROM_FLOAT: dict[str, _Conversion] = {
+    "BFloat16": _bfloat16,
     "Float32": _float,
     "Float64": _float,
     "Decimal": _float_to_decimal,
@@ -354,6 +383,8 @@ _FROM_FLOAT: dict[str, _Conversion] = {
 _FROM_INSTANT: dict[str, _Conversion] = {"DateTime": _instant, "DateTime64": _instant}
 _FROM_INTEGER: dict[str, _Conversion] = {
     **dict.fromkeys(INTEGER_BITS, _integer),
+    **dict.fromkeys(INTERVALS, _interval),
+    "BFloat16": _bfloat16,
     "Float32": _integer_to_float,
     "Float64": _integer_to_float,
     "Decimal": _integer_to_decimal,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from pipelines.process.mapping.matrix import COLUMNS, FORMS, Form, matrix
 from pipelines.process.mapping.step import targets_of
-from pipelines.types.columns import INTEGER_BITS
+from pipelines.types.columns import INTEGER_BITS, INTERVALS
 from pipelines.types.fields import SOURCE_TYPES
 from pipelines.types.time_formats import DIRECTIVES
 
 TARGET = Path("docs/types.md")
 
 _PROSE = (Path(__file__).parent / "page.md").read_text(encoding="utf-8")
-_INTEGERS = {"Int8 to Int256": tuple(name for name in INTEGER_BITS if name[0] == "I")}
-_INTEGERS |= {"UInt8 to UInt256": tuple(name for name in INTEGER_BITS if name[0] == "U")}
+_RANGES = {"Int8 to Int256": tuple(name for name in INTEGER_BITS if name[0] == "I")}
+_RANGES |= {"UInt8 to UInt256": tuple(name for name in INTEGER_BITS if name[0] == "U"), "IntervalNanosecond to IntervalYear": INTERVALS}
 
 
 def source_groups() -> list[tuple[str, ...]]:
@@ -24,13 +24,13 @@ def source_groups() -> list[tuple[str, ...]]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Name types in the order of the page; those of integers as ranges."""
+    """Name types in the order of the page; those of integers and intervals as ranges."""
     left, found = list(names), []
-    for label, members in _INTEGERS.items():
+    for label, members in _RANGES.items():
         if set(members) <= set(left):
             found.append((left.index(members[0]), label))
             left = [name for name in left if name not in members[1:]]
-    labels = {members[0]: label for label, members in _INTEGERS.items() if any(label == one for _, one in found)}
+    labels = {members[0]: label for label, members in _RANGES.items() if any(label == one for _, one in found)}
     return ", ".join(labels.get(name, name) for name in left)
 
 

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.process.mapping.step import targets_of
-from pipelines.types.columns import INTEGER_BITS
+from pipelines.types.columns import INTEGER_BITS, INTERVALS
 from pipelines.types.fields import SOURCE_TYPES
 
 NOTHING = "nothing"
 _UUID = "c0ffee00-1234-5678-9abc-def012345678"
 _INTEGERS = tuple(INTEGER_BITS)
 _FLOATS = ("Float32", "Float64")
+_VARIANT = "Variant(Array(Int64), Bool, Float64, Int64, String)"
 COLUMNS = (
     *("String", "FixedString", "Enum8", "Enum16", "UUID", "Bool"),
-    *(*_INTEGERS, *_FLOATS, "Decimal"),
-    *("Date", "Date32", "DateTime", "DateTime64", "Time", "Time64"),
-    *("IPv4", "IPv6", "Array", "Map", "Tuple", "JSON"),
+    *(*_INTEGERS, *_FLOATS, "BFloat16", "Decimal"),
+    *("Date", "Date32", "DateTime", "DateTime64", "Time", "Time64", *INTERVALS),
+    *("IPv4", "IPv6", "Array", "Nested", "QBit", "Map", "Tuple", "JSON", "Geometry", "Variant", "Dynamic"),
 )
 """The column types by name, in the order of the page."""
 _SAMPLES = {
@@ -33,6 +34,9 @@ _SAMPLES = {
     "Array": "Array(Int64)",
     "Map": "Map(String, Int64)",
     "Tuple": "Tuple(sku String, count Int64)",
+    "Nested": "Nested(sku String, count Int64)",
+    "QBit": "QBit(Float32, 3)",
+    "Variant": _VARIANT,
 }
 """A whole type, by the names of types that need arguments."""
 
@@ -73,6 +77,7 @@ _SECONDS = "digits finer than a second, cut off"
 _PRECISION = "digits finer than the column's precision, cut off"
 _TIMES = (("DateTime", "", _SECONDS), ("DateTime64", ".000", _PRECISION))
 _NEAREST = "what the nearest float does not hold"
+_NEAREST_BFLOAT = "what the nearest BFloat16 does not hold: it has eight binary digits"
 
 
 def _times() -> Iterator[Form]:
@@ -102,6 +107,8 @@ FORMS: tuple[Form, ...] = (
     Form(("string",), ("UUID",), "a UUID, in any case", f'"{_UUID.upper()}"', _UUID),
     Form(("string",), _INTEGERS, "decimal digits, with `-` before them or without", '"42"', "42"),
     Form(("string",), _FLOATS, "decimal digits, with a point and an exponent or without", '"-12.5e-1"', "-1.25", _NEAREST),
+    Form(("string",), ("BFloat16",), "as of Float32", '"0.1"', "0.100097656", _NEAREST_BFLOAT),
+    Form(("string",), INTERVALS, "decimal digits: a whole number of the unit", '"90"', "90"),
     Form(("string",), ("Decimal",), "decimal digits, with a point or without; all must fit", '"-12.5000"', "-12.5"),
     Form(("string",), ("Date", "Date32"), "`2026-01-31`", '"2026-01-31"', "2026-01-31"),
     Form(
@@ -121,8 +128,11 @@ FORMS: tuple[Form, ...] = (
     Form(("string",), ("JSON",), "the text of an object", '"{\\"a\\":1}"', '{"a":1}'),
     Form(_INTS, _INTEGERS, "a whole number that fits", "42", "42"),
     Form(_INTS, _FLOATS, "a whole number", "42", "42", _NEAREST),
+    Form(_INTS, ("BFloat16",), "a whole number", "42", "42", _NEAREST_BFLOAT),
+    Form(_INTS, INTERVALS, "a whole number of the unit", "42", "42"),
     Form(_INTS, ("Decimal",), "a whole number; all digits must fit", "42", "42"),
     Form(_REALS, _FLOATS, "a number", "0.5", "0.5", _NEAREST),
+    Form(_REALS, ("BFloat16",), "a number", "0.1", "0.100097656", _NEAREST_BFLOAT),
     Form(_REALS, ("Decimal",), "a number", "12.34375", "12.3438", "what the nearest decimal of the exact value does not hold"),
     Form(
         ("decimal",),
@@ -141,11 +151,27 @@ FORMS: tuple[Form, ...] = (
         *('[1769903999123, "1769903999123"]', "['2026-01-31 23:59:59.123','2026-01-31 23:59:59.123']", _PRECISION, "ms"),
         kind="Array(DateTime64(3, 'UTC'))",
     ),
+    Form(("array",), ("Nested",), "an array of objects with the named members", '[{"sku": "a", "count": 2}]', "[('a',2)]"),
+    Form(
+        ("array",),
+        ("QBit",),
+        "an array of as many numbers",
+        "[1, 0.5, -2]",
+        "[1,0.5,-2]",
+        "what the nearest float of the QBit does not hold",
+    ),
     Form(("array",), ("Tuple",), "an array with an element for each member", '["a", 2]', "('a',2)", kind="Tuple(String, Int64)"),
     Form(_OBJECTS, ("String",), "an object, as minified JSON", '{"b": 1}', '{"b":1}'),
     Form(_OBJECTS, ("Map",), "an object; keys are what a `string` may become", '{"a": 1, "b": "2"}', "{'a':1,'b':2}"),
     Form(_OBJECTS, ("Tuple",), "an object with the named members; others are left out", '{"count": "2", "sku": "a"}', "('a',2)"),
     Form(_OBJECTS, ("JSON",), "an object", '{"a": 1}', '{"a":1}', "what ClickHouse's JSON does not keep, such as the order of keys"),
+    Form(
+        *(_OBJECTS, ("Geometry",), "a GeoJSON geometry; members other than `type` and `coordinates` are left out"),
+        *('{"type": "LineString", "coordinates": [[0, 0], [1.5, 1]]}', "[(0,0),(1.5,1)]"),
+    ),
+    Form(("any",), ("String",), "any JSON value, as minified JSON", '"a"', '"a"'),
+    Form(("any",), ("Variant",), "a value that one of the types keeps as it is", "[1, 2]", "[1,2]"),
+    Form(("any",), ("Dynamic",), "a text, a boolean, a number, or an array of one of them", "1.5", "1.5"),
     Form(("timestamp",), ("DateTime",), "an instant of Kafka or NATS (`columns`)", "", "", _SECONDS),
     Form(("timestamp",), ("DateTime64",), "an instant of Kafka or NATS (`columns`)", "", "", _PRECISION),
 )

@@ -26,24 +26,27 @@ from pipelines.process.mapping.composites import convert, element_source
 from pipelines.process.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
-from pipelines.types.columns import ColumnType
+from pipelines.types.columns import FLOATS, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
 from pipelines.types.time_formats import has_time_of_day, is_format
+from pipelines.types.unions import is_union
 from pipelines.types.vectors import one_chunk, to_mask
 
-NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON"})
+NO_DEFAULT_FOR_NULL = frozenset({"Array", "Map", "JSON", "QBit"})
+_OF_OBJECTS = frozenset({"String", "Map", "Tuple", "JSON", "Geometry"})
 _TARGETS = {
     "decimal": frozenset({"Decimal"}),
     "bytes": frozenset({"String", "FixedString"}),
     "bool": frozenset({"Bool"}),
-    "array": frozenset({"String", "Array", "Tuple"}),
-    "object": frozenset({"String", "Map", "Tuple", "JSON"}),
-    "map": frozenset({"String", "Map", "Tuple", "JSON"}),
+    "array": frozenset({"String", "Array", "Nested", "Tuple", "QBit"}),
+    "object": _OF_OBJECTS,
+    "map": _OF_OBJECTS,
+    "any": frozenset({"String", "Variant", "Dynamic"}),
     "timestamp": INSTANT_TARGETS,
     "string": STRING_TARGETS,
 }
-MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal", "Float32", "Float64"}
+MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal", *FLOATS}
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class TargetColumn:
 
     @property
     def takes_null(self) -> bool:
-        return self.type.nullable or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
+        return self.type.takes_null or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
 
 
 def reject_wide(mapped: pa.Table, widest_bytes: int) -> StageOutput:
@@ -124,7 +127,7 @@ def _type_faults(source: str, target: ColumnType) -> Iterator[str]:
     elif target.name == "Map" and target.inner[0].name not in MAP_KEYS:
         yield f"the keys of an object are strings and cannot become {target.inner[0]}"
     else:
-        values = target.inner[1:] if target.name == "Map" else target.inner
+        values = target.inner[1:] if target.name == "Map" else () if is_union(target) else target.inner
         for inner in values:
             yield from _type_faults(element_source(inner), inner)
 

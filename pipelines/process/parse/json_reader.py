@@ -29,7 +29,7 @@ from pipelines.types.vectors import Mask, to_mask
 _KIND_NAMES = {"VARCHAR": "string", "UBIGINT": "integer", "BIGINT": "integer", "DOUBLE": "number", "BOOLEAN": "boolean"}
 _NULLS = frozenset({"NULL", "'NULL'"})
 """Absent, and the kind of a JSON null, as the engine prints them in a list."""
-_NOT_FINITE = r"(?i)[:,\[]-?(nan|inf|[0-9.]+e\+?[0-9]{3,}|[0-9]{200}[0-9.]*(?:e[-+]?[0-9]+)?)"
+_NOT_FINITE = r"(?i)(?:^|[:,\[])-?(nan|inf|[0-9.]+e\+?[0-9]{3,}|[0-9]{200}[0-9.]*(?:e[-+]?[0-9]+)?)"
 """A number of minified JSON that may be no finite float: with fewer than 200 digits it takes an exponent of three digits."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _MAX_MEMO = 10_000
@@ -158,7 +158,7 @@ class JsonReader:
             if kind == "DOUBLE" and field.source.is_integer:
                 self._check_long_integers(engine, texts, field, mask, rejections)
             found = _KIND_NAMES.get(kind, kind.lower())
-            rejections.note(mask, "wrong_type", field.name, f"expected {field.type}, found {_article(found)}")
+            rejections.note(mask, "wrong_type", field.name, f"expected {field.named_type}, found {_article(found)}")
 
     def _check_long_integers(self, engine: Engine, texts: pa.Array, field: ParsedField, mask: Mask, rejections: Rejections) -> None:
         """Reject integers beyond 64 bits by their text: json_type calls them DOUBLE."""
@@ -170,7 +170,7 @@ class JsonReader:
         integer = to_mask(pc.match_substring_regex(found, r"^-?[0-9]+$|(?i)nan|inf"))
         beyond = np.zeros(len(mask), dtype=bool)
         beyond[rows[integer]] = True
-        rejections.note(beyond, "out_of_range", field.name, f"the number does not fit {field.type}")
+        rejections.note(beyond, "out_of_range", field.name, f"the number does not fit {field.named_type}")
 
 
 def _check_range(field: ParsedField, column: pa.Array, kinds: tuple[Codes, list[str]], rejections: Rejections) -> None:
@@ -185,10 +185,11 @@ def _check_range(field: ParsedField, column: pa.Array, kinds: tuple[Codes, list[
         if source.is_float:
             infinite = to_mask(pc.invert(pc.is_finite(column)))
             bad = infinite if bad is None else bad | infinite
-    elif source.is_json_text:
+    elif source.is_json_text and field.type != "decimal":
         bad = _not_finite_inside(column)
     if bad is not None and bad.any():
-        rejections.note(bad, "out_of_range", field.name, f"the number does not fit {field.type}" if not source.is_json_text else _INSIDE)
+        message = _INSIDE if source.is_json_text else f"the number does not fit {field.named_type}"
+        rejections.note(bad, "out_of_range", field.name, message)
 
 
 _INSIDE = "a number inside is not finite"

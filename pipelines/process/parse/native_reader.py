@@ -15,7 +15,7 @@ from pipelines.types.vectors import Mask
 
 _KINDS = (
     *("string", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"),
-    *("array", "object", "decimal"),
+    *("array", "object", "decimal", "any"),
 )
 _SAME_AS = {"bytes": "string", "int": "int64", "uint": "uint64", "float": "float64", "map": "object"}
 _MAX_NODES = 4096

@@ -41,6 +41,7 @@ from pipelines.proof.audit.kafka import KafkaSide
 from pipelines.proof.audit.raw import RawRange, RawRead, read_raw
 from pipelines.proof.audit.report import AuditReport
 from pipelines.proof.audit.several_rows import ExpectedRows, row_faults, sink_row_faults
+from pipelines.proof.purged_rows import is_there, note_rows_by_number
 from pipelines.proof.readers import streams
 from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import count_rows, position_batches, row_batches, table_batches
@@ -56,6 +57,7 @@ from pipelines.protocol.naming import Names, is_then_dropped
 from pipelines.protocol.outcomes import DUPLICATE, MADE
 from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, RawPositions, SourcePartition, position_text, sequences_of, unpacked
 from pipelines.protocol.purge import read_purged
+from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import LegId
 
 _COORDINATES = ("_tf_topic", "_tf_partition", "_tf_offset")
@@ -81,6 +83,7 @@ class Audit:
     def run(self) -> AuditReport:
         check_started(self._log, self._names)
         topology = self._topology
+        before = tally(self._log, self._names, topology)
         self._chains = {leg: read_chain(self._log, self._names, leg.chain) for leg in reversed(topology.legs)}
         ends = {
             SourcePartition(source_id, int(partition)): end
@@ -103,7 +106,9 @@ class Audit:
         with TemporaryDirectory(prefix="tallyflow-audit-") as directory:
             for seen in self._config.by_sink:
                 self._compare(seen, accounts, limits, Path(directory))
-                if self._stage_config is not None and not self._has_positions(seen.sink_leg):
+                if self._stage_config is None:
+                    self._note_rows_of_nobody(seen)
+                elif not self._has_positions(seen.sink_leg):
                     self._verify_rows(seen, Path(directory))
         for seen in self._config.by_table[len(self._config.by_sink) :]:
             self._progress("reading the table of dead letters")
@@ -113,7 +118,25 @@ class Audit:
         kafka.compare(raw, self._report)
         removed = [str(gap) for subjects in self._streams.values() for gap in subjects.removed]
         self._report.find("streams", "missing", len(removed), [{"found": gap} for gap in removed[: self._examples]])
+        of_records = [seen for seen in self._config.by_sink if self._has_positions(seen.sink_leg)]
+        purged = of_records if raw.frames.first_sequence > 1 else []
+        if read_purged(self._log, self._names, "dlq").below > 0:
+            purged += self._config.by_table[len(self._config.by_sink) :]
+        for seen in purged:
+            self._count_behind_purge(seen, before)
         return self._report
+
+    def _count_behind_purge(self, seen: PipelineConfig, before: Tally) -> None:
+        """Compare the number of all rows of a table with the ledger's: what some were made of is purged."""
+        found = count_rows(seen.sink, "_tf_sequence > 0")
+        after = tally(self._log, self._names, self._topology)
+        note_rows_by_number(self._report, seen.sink, seen.sink_leg, found, before, after)
+
+    def _note_rows_of_nobody(self, seen: PipelineConfig) -> None:
+        """Note the rows of a table for which process has done nothing yet."""
+        if is_there(seen.sink):
+            what = self._of("rows of the table, before process has done its first range", seen.sink_leg)
+            self._report.cannot_prove(what, count_rows(seen.sink, "true"))
 
     def _floor(self) -> int:
         """Return the raw sequence up to which a purge may have been at work. Call it after all streams have been read."""

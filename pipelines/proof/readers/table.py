@@ -70,7 +70,7 @@ def count_rows_of(sink: ClickHouseSink, table: str, where: str) -> int:
 @contextmanager
 def _client(sink: ClickHouseSink) -> Iterator[Client]:
     try:
-        with closing(open_client(sink.connection_params, response_seconds=_RESPONSE_SECONDS)) as client:
+        with closing(open_client(sink.connection_params, response_seconds=_RESPONSE_SECONDS, settings=sink.read_settings)) as client:
             yield client
     except Exception as error:
         raise map_error(f"verifying table {full_name(sink)}", error) from error

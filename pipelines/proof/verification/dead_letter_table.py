@@ -20,17 +20,16 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import TableColumn
 from pipelines.connectors.sql import filled, statement
 from pipelines.errors import HaltError
-from pipelines.process import stage_config
-from pipelines.process.program import Program
-from pipelines.process.steps.mapping import MappedColumn
 from pipelines.progress import Progress
+from pipelines.proof.purged_rows import note_rows_by_number
 from pipelines.proof.readers.streams import last_sequence, read_frames
 from pipelines.proof.readers.table import count_rows, table_batches
-from pipelines.proof.report import Finding
+from pipelines.proof.verification.columns import ColumnChoice
+from pipelines.proof.verification.dead_letter_mappings import read_mappings
+from pipelines.proof.verification.findings import note_lost_values, note_unproven_rows, note_unsure_values
 from pipelines.proof.verification.loading import reference_engine
 from pipelines.proof.verification.reference import BUCKET_BITS, run_over
 from pipelines.proof.verification.result import WAITING_DEAD_LETTERS, Verification
-from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
@@ -38,11 +37,11 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import ORDINAL_BITS, first_position
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import HEADERS_TYPE, Message, decode_frame, describe_frame
-from pipelines.types.columns import parse_type, value_type
+from pipelines.protocol.tally import Tally, tally
 
 PLACE = "rows of dead letters"
 _PAIRS = pa.list_(pa.struct([("key", HEADERS_TYPE.key_type), ("value", HEADERS_TYPE.item_type)]))
-_CHANGED = "the values of column {}: its mapping was changed, and no row shows under which one it was made"
+STREAM = "the dead-letter stream"
 
 
 class DeadLetterVerifier:
@@ -61,6 +60,7 @@ class DeadLetterVerifier:
         """
         check_started(self._log, self._names)
         self._progress("reading dead letters")
+        tally_before = tally(self._log, self._names, self._config.topology)
         confirmed, end = read_chain(self._log, self._names, self._leg.chain).to or 0, last_sequence(self._log, self._stream)
         first, last = self._first_since(since, 1, end), self._first_since(until, end + 1, end) - 1
         self.report.cannot_prove(WAITING_DEAD_LETTERS, self._rows_of(max(first, confirmed + 1), last))
@@ -74,6 +74,7 @@ class DeadLetterVerifier:
             self._compare(engine, first, last)
         if since is None and until is None:
             self._find_strangers(first)
+            self._count_behind_purge(first, tally_before)
         return self.report
 
     def _first_since(self, instant: datetime | None, otherwise: int, end: int) -> int:
@@ -101,8 +102,9 @@ class DeadLetterVerifier:
             run_over(engine, "frame", frame, filled("reference/dead_letter_rows", **constants))
 
     def _compare(self, engine: duckdb.DuckDBPyConnection, first: int, last: int) -> None:
-        columns = self._columns()
-        listed = "".join(f', f_{field} AS "{column.label}"' for field, column in columns)
+        mappings, actual = read_mappings(self._log, self._names, self._leg), self._table_columns()
+        choice, unplanned = mappings.choose(self._config, actual) if mappings else (ColumnChoice(), [])
+        listed = "".join(f', {mappings.value_of(column)} AS "{column.label}"' for column in choice.columns) if mappings else ""
         engine.execute(
             f'CREATE VIEW expected AS SELECT position, 0::UINTEGER AS emit, bucket{listed}, topic, "partition", "offset", arrival_us '  # noqa: S608
             "FROM dead_letter_fields"
@@ -114,37 +116,23 @@ class DeadLetterVerifier:
             'CREATE VIEW parsed AS SELECT position, true AS is_first, decode(topic) AS topic, "partition", "offset" FROM dead_letter_fields'
         )
         positions = ("_tf_topic", "_tf_partition", "_tf_offset", "_tf_arrival")
-        table = TableSide(engine, self._sink, [column for _, column in columns], positions, "reference/extra_dead_letter")
+        table = TableSide(engine, self._sink, choice.columns, positions, "reference/extra_dead_letter")
         self._progress("reading the table")
         self.report.checksums = table.sum_up(first, last)
         counts = table.counts()
         self.report.counts = {"dead letters": counts["expected"], "found": counts["found"]}
+        for reason in choice.left_out.values():
+            self.report.leave_out(reason)
+        self.report.findings += choice.faults.values()
         self.report.findings += [replace(finding, place=PLACE) for finding in table.faults(self._examples)]
+        note_unsure_values(self.report, table)
+        if mappings:
+            note_lost_values(engine, self.report, mappings.history, (first, last), choice.lost, STREAM)
+            purged = [(max(low, first), min(high, last)) for low, high in mappings.unplanned if low <= last and high >= first]
+            for reason in unplanned:
+                note_unproven_rows(engine, self.report, reason, purged, STREAM)
 
-    def _columns(self) -> list[tuple[str, Column]]:
-        """Return the fields, and for each its column, that have one mapping in all configurations; note the others."""
-        mappings = [{column.name: column for column in config.mapping.columns} for config in self._configs()]
-        actual = self._table_columns()
-        found: list[tuple[str, Column]] = []
-        for name in [entry.column_name for entry in self._sink.mapping] if mappings else ():
-            mapped = mappings[-1].get(name)
-            if mapped is None or any(other.get(name) != mapped for other in mappings):
-                self.report.leave_out(_CHANGED.format(name))
-            elif fault := _fault(mapped, actual.get(name)):
-                self.report.findings.append(fault)
-            else:
-                found.append((mapped.field, Column(f"v{len(found)}", name, value_type(mapped.type), False)))
-        return found
-
-    def _configs(self) -> Sequence[Program]:
-        """Return the configurations on the ledger, as the leg sees them, in the order in which they were written."""
-        ledger = self._names.stream("ledger")
-        subjects = self._log.subjects(ledger, self._names.config(">"))
-        last = {subject: self._log.last(ledger, subject) for subject in subjects}
-        written = sorted((message.sequence, subject.rpartition(".")[2]) for subject, message in last.items() if message is not None)
-        return [stage_config.load(self._log, self._names, version).seen_from(self._leg) for _, version in written]
-
-    def _table_columns(self) -> dict[str, TableColumn]:
+    def _table_columns(self) -> Sequence[TableColumn]:
         with closing(ClickHouse(self._sink)) as clickhouse:
             table = clickhouse.inspect(self._sink.connection_params.database, self._sink.table)
         if table is None:
@@ -154,7 +142,7 @@ class DeadLetterVerifier:
             )
         if removes := removes_rows(table):
             self.report.leave_out(f"rows that {removes} has removed: they are reported as missing")
-        return {column.name: column for column in table.columns}
+        return table.columns
 
     def _find_strangers(self, first: int) -> None:
         """Note rows of purged dead letters, which are not compared, and rows at places that the stream never had."""
@@ -168,12 +156,8 @@ class DeadLetterVerifier:
         count = count_rows(self._sink, "_tf_sequence = 0") + sum(int((sequences > last).sum()) for sequences in later)
         self.report.find(PLACE, "extra", count, [{"expected": "no row", "found": "rows at no place of the dead-letter stream"}])
 
-
-def _fault(mapped: MappedColumn, actual: TableColumn | None) -> Finding | None:
-    """Return the finding of a column that the table lacks, or has with another type; LowCardinality changes no value."""
-    if actual is None:
-        return Finding("schema", "missing", 1, mapped.name, [{"expected": mapped.type, "found": "no such column"}])
-    declared, found = (str(replace(parse_type(kind), low_cardinality=False)) for kind in (mapped.type, actual.type))
-    if declared == found:
-        return None
-    return Finding("schema", "different", 1, mapped.name, [{"expected": mapped.type, "found": actual.type}])
+    def _count_behind_purge(self, first: int, before: Tally) -> None:
+        """Compare the number of all rows with the ledger's, if the dead letters of some are purged."""
+        if first > 1:
+            found = count_rows(self._sink, "_tf_sequence > 0")
+            note_rows_by_number(self.report, self._sink, self._leg, found, before, tally(self._log, self._names, self._config.topology))

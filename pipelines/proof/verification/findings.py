@@ -8,15 +8,19 @@ from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.verification.compared import within
 from pipelines.proof.verification.join import label_of_stage
 from pipelines.proof.verification.reference import run_over
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.span import History, Span
 from pipelines.proof.verification.steps import trusted_codes
-from pipelines.proof.verification.table import examples_of
+from pipelines.proof.verification.table import TableSide, examples_of
 from pipelines.proof.verification.values import literal
 from pipelines.protocol.outcomes import DROPPED
-from pipelines.protocol.positions import ORDINAL_BITS
+from pipelines.protocol.positions import ORDINAL_BITS, first_position, last_position
+
+_UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
+_FILLED = "values of column {} that differ in rows made under a mapping without it: something else has filled it"
 
 
 def find_dead_letters(engine: duckdb.DuckDBPyConnection, report: Verification, span: Span, examples: int, is_purged: bool) -> None:
@@ -68,13 +72,36 @@ def find_other_bytes(
 
 
 def note_lost_values(
-    engine: duckdb.DuckDBPyConnection, report: Verification, history: History, span: Span, lost: Mapping[str, Sequence[str]]
+    engine: duckdb.DuckDBPyConnection,
+    report: Verification,
+    history: History,
+    within_frames: tuple[int, int],
+    lost: Mapping[str, Sequence[str]],
+    stream: str = "raw",
 ) -> None:
-    """Note, by the reason in `lost`, the rows whose values the table no longer has; they were made under these versions."""
+    """Note, by the reason in `lost`, the rows whose values nothing proves, and their sequences; they were made under these versions.
+
+    `within_frames`: the first and the last sequence of the stream that are compared, both inclusive.
+    """
     for reason, versions in lost.items():
-        parts = [(low, high) for low, high, version in history.segments(span.first, span.last) if version in versions]
-        inside = " OR ".join(f"position >> {ORDINAL_BITS} BETWEEN {low} AND {high}" for low, high in parts) or "false"
-        report.cannot_prove(reason, _number(engine, f"SELECT count(*) FROM expected WHERE {inside}"))  # noqa: S608
+        parts = [(low, high) for low, high, version in history.rows_made(*within_frames) if version in versions]
+        note_unproven_rows(engine, report, reason, parts, stream)
+
+
+def note_unproven_rows(
+    engine: duckdb.DuckDBPyConnection, report: Verification, reason: str, parts: Sequence[tuple[int, int]], stream: str
+) -> None:
+    """Note the rows of some sequences of a stream, first and last, both inclusive; none without any."""
+    if parts:
+        inside = within([(first_position(low), last_position(high)) for low, high in parts])
+        rows = f"{reason}; rows of {stream} {', '.join(f'{low}..{high}' for low, high in parts)}"
+        report.cannot_prove(rows, _number(engine, f"SELECT count(*) FROM expected WHERE {inside}"))  # noqa: S608
+
+
+def note_unsure_values(report: Verification, table: TableSide) -> None:
+    """Note the values that differ in rows that were made when the mapping did not have their column under its name."""
+    for column, count in table.unsure.items():
+        report.cannot_prove((_UNSURE if column.former else _FILLED).format(column.name, ", ".join(column.former)), count)
 
 
 def counts_of(engine: duckdb.DuckDBPyConnection, span: Span) -> dict[str, int]:

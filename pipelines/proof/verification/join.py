@@ -11,7 +11,17 @@ from typing import Any
 
 from pipelines.connectors.sql import filled
 from pipelines.process.program import Program
-from pipelines.proof.verification.steps import Field, Stated, Wanted, key_of, rows_of_parsed, through, through_lanes
+from pipelines.proof.verification.steps import (
+    Field,
+    Stated,
+    Wanted,
+    is_keyed,
+    key_of,
+    rows_of_parsed,
+    through,
+    through_lanes,
+    time_of,
+)
 from pipelines.protocol.outcomes import DROPPED, WAITING, Outcome, label_of
 
 WAITING_STAGE = f"{DROPPED}waiting"
@@ -68,11 +78,12 @@ def _side(program: Program, source: str, stated: Stated) -> str:
     key = [own[name] for name in side.key]
     first = len(join.left.fields) if is_right else 0
     columns = "".join(f", {own[one.of].kind} AS jk{index}, {own[one.of].text} AS jt{index}" for index, one in enumerate(side.fields, first))
-    is_keyed = " AND ".join(f"{field.kind} <> 'NULL'" for field in key)
+    time, is_timed = time_of(side, join.max_ahead_us, own)
     return filled(
         "reference/steps/join",
         is_right=str(is_right).lower(),
-        is_keyed=is_keyed,
+        is_keyed=f"{is_keyed(key)} AND {is_timed}",
+        time=time,
         key=key_of(key),
         copy_key="key" if is_right in program.side_dedups else "NULL::UHUGEINT",
         columns=columns,
@@ -84,6 +95,14 @@ def side_records(is_right: bool) -> str:
     """Return the records of one side as those of `parsed` among which copies are found."""
     side = "is_right" if is_right else "NOT is_right"
     return f"(SELECT * REPLACE (copy_key AS key) FROM sides ANTI JOIN undecided_copies USING (position) WHERE {side}) AS records"  # noqa: S608
+
+
+def decided_in(is_timed: bool) -> str:
+    """Return the raw sequence of the frame that has decided about a left record, from the cause of its row.
+
+    By arrival a window ends before the records of the frame with which it has ended, by the records' own times behind those of a frame.
+    """
+    return "(cause >> 20)" if is_timed else "((cause + 1) >> 20)"
 
 
 def joined_rows_statement(program: Program, wanted: Wanted, within: tuple[int, int], bounds: tuple[int, int]) -> str:
@@ -101,6 +120,7 @@ def joined_rows_statement(program: Program, wanted: Wanted, within: tuple[int, i
         other_fields="".join(f", {field.kind}, {field.text}" for field in of_right),
         columns="".join(f", coalesce(met.{field.kind}, 'NULL') AS {field.kind}, met.{field.text} AS {field.text}" for field in of_right),
         unmatched={"drop": f"'{DROPPED}unmatched'", "dead_letter": "'join'", "emit": "NULL"}[join.unmatched],
+        decided_in=decided_in(join.is_timed),
         low=within[0],
         high=within[1],
         first=bounds[0],

@@ -21,11 +21,12 @@ from pipelines.progress import Progress
 from pipelines.proof.readers.frames import read_batches
 from pipelines.proof.readers.streams import positions_of, read_dead_letters, read_frames
 from pipelines.proof.verification.record_columns import parts_read
-from pipelines.proof.verification.reference import Arrivals, Reference
+from pipelines.proof.verification.reference import Arrivals, Marked, Reference
 from pipelines.proof.verification.span import History, Span
 from pipelines.protocol.naming import Names, is_redriven, is_tick, source_of_subject
 from pipelines.protocol.positions import RawPositions, first_position, last_position
-from pipelines.protocol.records import HEADER_PARTITION
+from pipelines.protocol.records import HEADER_LAST, HEADER_PARTITION
+from pipelines.protocol.ticks import idle_of
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_spilling_engine
 
@@ -50,20 +51,32 @@ def reference_engine(directory: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 class FramesSeen:
     """The raw frames that were read, by sequence: their arrivals, and their partitions, None for redriven dead letters; ticks have none.
 
-    `sources`: the ids of the sources; the partitions of each have numbers of their own, as in the watermarks of `done`.
+    `ends`: the offset behind a frame of a partition. `marks`: of partitions as idle, which ticks bear. `sources`: the ids of the sources;
+    the partitions of each have numbers of their own, as in the watermarks of `done`.
     """
 
     sources: Sequence[str]
     arrivals_us: dict[int, int] = field(default_factory=dict)
     partitions: dict[int, int | None] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    marks: list[Marked] = field(default_factory=list)
 
     def add(self, frame: Arrived) -> None:
         sequence, message = frame.message.sequence, frame.message
         self.arrivals_us[sequence] = frame.arrival_us
         if is_tick(message.subject):
+            if (mark := idle_of(message)) is not None and mark.source in self.sources:
+                first = self._first(mark.source)
+                self.marks += [(sequence, first + int(partition), offset) for partition, offset in mark.next.items()]
             return
-        first = self.sources.index(source_of_subject(message.subject)) * PARTITIONS_OF_A_SOURCE
-        self.partitions[sequence] = None if is_redriven(message.subject) else first + int(message.headers[HEADER_PARTITION])
+        if is_redriven(message.subject):
+            self.partitions[sequence] = None
+            return
+        self.partitions[sequence] = self._first(source_of_subject(message.subject)) + int(message.headers[HEADER_PARTITION])
+        self.ends[sequence] = int(message.headers[HEADER_LAST]) + 1
+
+    def _first(self, source: str) -> int:
+        return self.sources.index(source) * PARTITIONS_OF_A_SOURCE
 
     @property
     def redriven(self) -> list[int]:
@@ -123,9 +136,29 @@ def load_span(reference: Reference, source: Source, span: Span, progress: Progre
         frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, seen.add, parts)
         reference.load(frames, config)
         clock_us = max([clock_us, *seen.arrivals_us.values()])
-    reference.add_frames(seen.partitions)
+    _load_remade(reference, source, span, progress)
+    reference.add_frames(seen.partitions, seen.ends, seen.marks)
     _join(reference, source, span)
     return seen
+
+
+def _load_remade(reference: Reference, source: Source, span: Span, progress: Progress) -> None:
+    """Take the values of rows that were made anew from the configuration under which that was done; it has no look-ups."""
+    history = source.history
+    made = history.rows_made(span.first, span.last)
+    anew = [
+        (low, high, version)
+        for first, last, version in made
+        for low, high, processed in history.segments(first, last)
+        if processed != version
+    ]
+    for first, last, version in anew:
+        progress(f"reading raw {first}..{last}, made anew")
+        config = source.configs[version]
+        parts = parts_read([column for lane in config.lanes for column in lane.parse.columns])
+        clock_us = history.arrival_us(first)
+        frames = read_batches(source.log, source.names, first, last, clock_us, history.resets, lambda _: None, parts)
+        reference.load_values(frames, config)
 
 
 def _of_plan(source: Source, version: str, lookups: Mapping[str, str]) -> Program:
@@ -141,9 +174,10 @@ def _join(reference: Reference, source: Source, span: Span) -> None:
     if not parts or parts[-1][2].join is None:
         return
     is_purged = not history.is_whole and span.read_from <= history.sequences[0]
+    purged_us = history.arrivals_us[0] if is_purged else None
     sequences = history.frames(*read)
     times_us = [history.arrival_us(sequence) for sequence in sequences]
-    arrivals = Arrivals(sequences, times_us, history.arrivals_us[0] if is_purged else None, history.confirmed_to)
+    arrivals = Arrivals(sequences, times_us, purged_us, history.confirmed_to, span.unread_us)
     reference.join(arrivals, parts, span.bounds)
 
 

@@ -1,16 +1,24 @@
 """A column of ClickHouse in the plain form of `values`, and the plain form in DuckDB: its types, and as texts for people."""
 
-from pipelines.types.columns import INTEGER_BITS, ColumnType
+from pipelines.types.columns import FLOATS, INTEGER_BITS, INTERVALS, SHAPES, ColumnType
+from pipelines.types.unions import is_union, members_of
 
 DUCKDB_INTEGERS = {8: "TINYINT", 16: "SMALLINT", 32: "INTEGER", 64: "BIGINT"}
 WIDEST_DECIMAL = 38
+MISSING_BRACKETS = {"Point": 3, "LineString": 2, "MultiPoint": 2, "Polygon": 1, "MultiLineString": 1, "MultiPolygon": 0}
+"""How many pairs of brackets the coordinates of a shape lack to be those of a MultiPolygon."""
 LAST_DAYS = {"Date": (0, 65_535), "Date32": (-25_567, 120_529)}
 """1970-01-01 to 2149-06-06, 1900-01-01 to 2299-12-31."""
 
 
 def duckdb_type(kind: ColumnType) -> str:
-    if kind.name == "Array":
+    if kind.name in ("Array", "QBit"):
         return f"{duckdb_type(kind.inner[0])}[]"
+    if kind.name == "Geometry":
+        return f'STRUCT("1" BLOB, "2" {duckdb_type(SHAPES["MultiPolygon"])})'
+    if is_union(kind):
+        lists = (f'"{number}" {duckdb_type(member)}[]' for number, member in enumerate(members_of(kind), 1))
+        return f"STRUCT({', '.join(lists)})"
     if kind.name in ("Map", "Tuple"):
         struct = ", ".join(f'"{number}" {duckdb_type(inner)}' for number, inner in enumerate(kind.inner, 1))
         return f"STRUCT({struct})" + "[]" * (kind.name == "Map")
@@ -20,7 +28,8 @@ def duckdb_type(kind: ColumnType) -> str:
         return f"DECIMAL({kind.number(0)}, {kind.number(1)})"
     if kind.name == "Time64":
         return f"DECIMAL(18, {kind.number(0)})"
-    types = {"Bool": "BOOLEAN", "Time": "INTEGER", "Float32": "FLOAT", "Float64": "DOUBLE", "DateTime": "BIGINT", "DateTime64": "BIGINT"}
+    types = {"Bool": "BOOLEAN", "Time": "INTEGER", "Float64": "DOUBLE", **dict.fromkeys(("BFloat16", "Float32"), "FLOAT")}
+    types |= dict.fromkeys(("DateTime", "DateTime64", *INTERVALS), "BIGINT")
     return types.get(kind.name, "INTEGER" if kind.name in LAST_DAYS else "BLOB")
 
 
@@ -41,9 +50,17 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
         members = (plain_sql(inner, f"tupleElement({value}, {number})", depth) for number, inner in enumerate(kind.inner, 1))
         plain = f"tuple({', '.join(members)})"
         return f"if({value} IS NULL, NULL, {plain})" if kind.nullable else plain
+    if kind.name == "Geometry":
+        return _plain_geometry(value)
+    if is_union(kind):
+        return _plain_union(kind, value, depth)
+    if kind.name == "QBit":
+        return f"CAST({value} AS Array({'Float32' if kind.inner[0].name in FLOATS[:2] else kind.inner[0]}))"
+    if kind.name == "BFloat16":
+        return f"toFloat32({value})"
     if kind.name == "DateTime64":
         return f"reinterpret({value}, 'Int64')"
-    if kind.name == "DateTime":
+    if kind.name == "DateTime" or kind.name in INTERVALS:
         return f"toInt64({value})"
     if kind.name in LAST_DAYS or kind.name == "Time":
         return f"toInt32({value})"
@@ -58,9 +75,34 @@ def plain_sql(kind: ColumnType, value: str, depth: int = 0) -> str:
     return f"toString({value})" if is_text or is_wide else value
 
 
+def _plain_union(kind: ColumnType, value: str, depth: int) -> str:
+    """Return SQL of a list for each member, with the value in the list of its own type; the names of members come from `parse_type`."""
+    lower = kind.name.lower()
+    lists = []
+    for member in members_of(kind):
+        plain = plain_sql(member, f"assumeNotNull({lower}Element({value}, '{member}'))", depth)
+        lists.append(f"if({lower}Type({value}) = '{member}', [{plain}], [])")
+    return f"if({value} IS NULL, NULL, tuple({', '.join(lists)}))"
+
+
+def _plain_geometry(value: str) -> str:
+    """Return SQL of the name of a shape, and its coordinates with as many brackets as those of a MultiPolygon."""
+    cases = []
+    for shape, count in MISSING_BRACKETS.items():
+        element = f"assumeNotNull(variantElement({value}, '{shape}'))"
+        cases.append(f"variantType({value}) = '{shape}', {'[' * count}{element}{']' * count}")
+    return f"if({value} IS NULL, NULL, tuple(toString(variantType({value})), multiIf({', '.join(cases)}, [])))"
+
+
 def text_sql(kind: ColumnType, value: str) -> str:
     """Return DuckDB SQL of a value in the plain form as a readable text."""
     plain = duckdb_type(kind)
+    if is_union(kind):
+        lists = [(member, f"struct_extract({value}, '{number}')") for number, member in enumerate(members_of(kind), 1)]
+        cases = " ".join(f"WHEN len({held}) > 0 THEN '{member} ' || ({text_sql(member, f'{held}[1]')})" for member, held in lists)
+        return f"CASE {cases} ELSE {value}::VARCHAR END"
+    if kind.name == "Geometry":
+        return f"(decode(struct_extract({value}, '1')) || ' ' || struct_extract({value}, '2')::VARCHAR)"
     if plain == "BLOB":
         return f"coalesce(try(decode({value})), {value}::VARCHAR)"
     if kind.name in LAST_DAYS:

@@ -18,11 +18,12 @@ from pipelines.config.sinks import ERROR_FIELD
 from pipelines.connectors.sql import filled, statement
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
-from pipelines.process.watermarks import IDLE_RECORDS
+from pipelines.process.watermarks import IDLE_RECORDS, PARTITIONS_OF_A_SOURCE
+from pipelines.proof.verification.compared import Column
 from pipelines.proof.verification.functions import register
-from pipelines.proof.verification.join import COPY_STAGE, joined_rows_statement, side_records, sides_statement
+from pipelines.proof.verification.join import COPY_STAGE, decided_in, joined_rows_statement, side_records, sides_statement
 from pipelines.proof.verification.plain_form import duckdb_type
-from pipelines.proof.verification.steps import Column, Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
+from pipelines.proof.verification.steps import Shapes, Wanted, fields_of, json_path, parents, statement_of, trusted_codes
 from pipelines.proof.verification.tables import snapshots_in
 from pipelines.proof.verification.values import MACROS, is_compared, literal
 from pipelines.protocol.bodies import NEVER, NOTHING, Watermarks
@@ -50,6 +51,9 @@ FRAME_SCHEMA = pa.schema(
 `is_past`: dedup accepted it before it became a dead letter, and does not compare it again. `sink`: the only sink leg that takes it then.
 `refused_row`: the only row of it that is made then. `source`: the id of its source.
 """
+Marked = tuple[int, int, int]
+"""The mark of a partition as idle: raw sequence, partition, and the next offset that was to be read of it."""
+NO_ENDS: Mapping[int, int] = {}
 BUCKET_FRAMES = 32
 """Raw frames whose rows are summed up together: a mismatch is narrowed down to them before rows are compared."""
 BUCKET_BITS = 20 + BUCKET_FRAMES.bit_length() - 1
@@ -76,12 +80,14 @@ class Arrivals:
     """All raw frames from the first record read to the last: sequences, and arrivals in microseconds.
 
     `purged_us`: the arrival of the last purged frame, at most; None if no purged record matters. `confirmed_to`: as in `span.History`.
+    `unread_us`: as in `span.Span`, for a join by the records' own times.
     """
 
     sequences: Sequence[int]
     times_us: Sequence[int]
     purged_us: int | None
     confirmed_to: int
+    unread_us: int | None = None
 
 
 def compared_columns(config: Program) -> list[Column]:
@@ -116,7 +122,8 @@ class Reference:
         for macro in MACROS:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
-        engine.execute(filled("reference/create_parsed", columns=declared))
+        self._parsed = filled("reference/create_parsed", columns=declared)
+        engine.execute(self._parsed)
         letters = "position UBIGINT, emit UINTEGER DEFAULT 0, stage VARCHAR, code VARCHAR, past_dedup BOOLEAN DEFAULT false"
         engine.execute(f"CREATE TABLE dead_letters ({letters})")
         engine.execute("CREATE TABLE dropped (position UBIGINT, why VARCHAR)")
@@ -126,7 +133,8 @@ class Reference:
         engine.execute("CREATE TABLE undecided_copies (position UBIGINT)")
         engine.execute("CREATE TABLE accepted_before (position UBIGINT)")
         engine.execute("CREATE TABLE raw_arrivals (sequence UBIGINT, arrival_us BIGINT)")
-        engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER)')
+        engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER, next_offset BIGINT)')
+        engine.execute('CREATE TABLE raw_marks (sequence UBIGINT, "partition" INTEGER, next_offset BIGINT)')
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
 
     def load(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
@@ -155,6 +163,21 @@ class Reference:
             self._engine.execute(rows)
             self._engine.execute("DROP TABLE frames")
 
+    def load_values(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
+        """Replace the values of records that were loaded by those under `config`, under which their rows were made anew.
+
+        Which of them have a row was decided when they were processed, and stays. Records of a join are not made anew.
+        """
+        if not self._columns:
+            return
+        self._engine.execute("ALTER TABLE parsed RENAME TO as_processed")
+        self._engine.execute(self._parsed)
+        self.load(frames, config)
+        values = ", ".join(f"{column.label} = parsed.{column.label}" for column in self._columns)
+        self._engine.execute(f"UPDATE as_processed SET {values} FROM parsed WHERE parsed.position = as_processed.position")  # noqa: S608
+        self._engine.execute("DROP TABLE parsed")
+        self._engine.execute("ALTER TABLE as_processed RENAME TO parsed")
+
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""
         sample = pa.Table.from_batches([records]).slice(0, _SAMPLED_RECORDS)
@@ -164,10 +187,17 @@ class Reference:
             known[parent] = [shape for (shape,) in run_over(self._engine, "frames", sample, shapes)]
         return known
 
-    def add_frames(self, partitions: Mapping[int, int | None]) -> None:
-        """Add the Kafka partition of each raw frame by its sequence; None for redriven dead letters. Frames without records count."""
+    def add_frames(self, partitions: Mapping[int, int | None], ends: Mapping[int, int] = NO_ENDS, marks: Sequence[Marked] = ()) -> None:
+        """Add the Kafka partition of each raw frame by its sequence; None for redriven dead letters. Frames without records count.
+
+        `ends`: the offset behind a frame, by its sequence. `marks`: of ticks.
+        """
         rows = {"sequence": pa.array(partitions.keys(), pa.uint64()), "partition": pa.array(partitions.values(), pa.int32())}
+        rows["next_offset"] = pa.array([ends.get(sequence) for sequence in partitions], pa.int64())
         self._insert("raw_frames", pa.table(rows))
+        columns = zip(*marks, strict=True) if marks else ((), (), ())
+        kinds = {"sequence": pa.uint64(), "partition": pa.int32(), "next_offset": pa.int64()}
+        self._insert("raw_marks", pa.table({name: pa.array(column, kinds[name]) for name, column in zip(kinds, columns, strict=True)}))
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:
         """Add `position`, `stage` and `code` of dead letters; if known, `emit`, the number of the refused row, and `past_dedup`."""
@@ -191,21 +221,39 @@ class Reference:
         if not self._has_sides:
             return
         parts = list(stretches)
-        self._mark_copies(parts[-1][2].side_dedups, arrivals, bounds)
-        self._trust_internal_errors("sides")
         self._insert(
             "raw_arrivals",
             pa.table([pa.array(arrivals.sequences, pa.uint64()), pa.array(arrivals.times_us, pa.int64())], ["sequence", "arrival_us"]),
         )
         join = parts[-1][2].join
         assert join is not None
+        if join.is_timed:
+            # What was rejected behind the join has moved the watermark; what was before it has not.
+            self._trust_internal_errors("sides", " AND NOT dead_letters.past_dedup")
+            self._note_before(bounds.before)
+            of_source = {"partitions_of_a_source": PARTITIONS_OF_A_SOURCE, "lateness_us": join.lateness_us}
+            self._engine.execute(filled("reference/join_watermarks", before_us=_or_null(bounds.before.combined_us), **of_source))
+        self._mark_copies(parts[-1][2].side_dedups, arrivals, bounds)
+        if join.is_timed:
+            self._engine.execute(filled("reference/mark_late_for_join", before_us=_or_null(bounds.before.combined_us)))
+        self._trust_internal_errors("sides")
         within = {"first": bounds.first, "last": bounds.last}
         for name in ("lefts", "rights"):
             self._engine.execute(filled(f"reference/{name}", **within))
         windows = {"left_window_us": join.windows.left_us, "right_window_us": join.windows.right_us}
-        self._engine.execute(f"CREATE TABLE joined AS {filled('reference/joined', **windows)}")
-        purged_us = "NULL" if arrivals.purged_us is None else arrivals.purged_us
-        opened = filled("reference/open_lefts", purged_us=purged_us, confirmed_to=arrivals.confirmed_to, **windows)
+        found = "reference/joined_by_time" if join.is_timed else "reference/joined"
+        self._engine.execute(f"CREATE TABLE joined AS {filled(found, **windows)}")
+        unread_us = arrivals.unread_us if join.is_timed else arrivals.purged_us
+        purged_us = "NULL::BIGINT" if unread_us is None else unread_us
+        opened = filled(
+            "reference/open_lefts",
+            purged_us=purged_us,
+            confirmed_to=arrivals.confirmed_to,
+            decided_in=decided_in(join.is_timed),
+            is_before="lefts.time_us >= rights.time_us" if join.is_timed else "lefts.position > rights.position",
+            is_enough=f"rights.time_us > {purged_us}" if join.is_timed else "true",
+            **windows,
+        )
         self._engine.execute(opened)
         for low, high, config in parts:
             wanted = Wanted(self._columns, {}, self._with_bytes)
@@ -237,15 +285,19 @@ class Reference:
         )
         self._engine.execute(expected)
 
-    def _mark_late(self, dedup: Dedup, before: Watermarks) -> None:
+    def _note_before(self, before: Watermarks) -> None:
+        """Note what is known of the partitions before the first record read."""
         partitions = [(partition, _known(newest), seen) for partition, (newest, seen) in before.partitions.items()]
         columns = zip(*partitions, strict=True) if partitions else ((), (), ())
         types = {"partition": pa.int32(), "newest_us": pa.int64(), "seen": pa.int64()}
         rows = {name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)}
         self._insert("partitions_before", pa.table(rows))
+
+    def _mark_late(self, dedup: Dedup, before: Watermarks) -> None:
+        self._note_before(before)
         numbers = {
             "records": before.records,
-            "combined_us": "NULL" if _known(before.combined_us) is None else before.combined_us,
+            "combined_us": _or_null(before.combined_us),
             "window_us": dedup.window_us,
             "idle_records": IDLE_RECORDS,
         }
@@ -278,3 +330,7 @@ class Reference:
 
 def _known(time_us: int) -> int | None:
     return None if time_us == NEVER else time_us
+
+
+def _or_null(time_us: int) -> int | str:
+    return "NULL::BIGINT" if time_us == NEVER else time_us

@@ -9,9 +9,9 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding
+from pipelines.proof.verification.compared import Column
 from pipelines.proof.verification.plain_form import duckdb_type, plain_sql, text_sql
 from pipelines.proof.verification.reference import run_over
-from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import examples_of
 from pipelines.types.columns import quote_identifier
 

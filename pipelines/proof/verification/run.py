@@ -19,11 +19,13 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
+from pipelines.proof.purged_rows import is_there, note_rows_by_number
 from pipelines.proof.readers.streams import last_sequence, read_then_dropped
 from pipelines.proof.readers.table import count_rows, position_batches, table_batches
 from pipelines.proof.verification.columns import ColumnChoice, choose_columns
+from pipelines.proof.verification.compared import Column, within
 from pipelines.proof.verification.dead_letter_table import DeadLetterVerifier
-from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values
+from pipelines.proof.verification.findings import counts_of, find_dead_letters, find_other_bytes, note_lost_values, note_unsure_values
 from pipelines.proof.verification.loading import FramesSeen, Source, load_span, reference_engine, snapshots_of
 from pipelines.proof.verification.open_lefts import find_early_ends, note_open_lefts, rows_among, waiting_lefts
 from pipelines.proof.verification.reference import Reference
@@ -40,19 +42,19 @@ from pipelines.proof.verification.span import (
     same_dedup_from,
     span_of,
 )
-from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.table import TableSide
+from pipelines.protocol.bodies import REPROCESS_CHAIN
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, last_position, sequences_of
 from pipelines.protocol.purge import read_purged
 from pipelines.protocol.records import instant
-from pipelines.protocol.tally import tally
+from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import DEAD_LETTERS, PROCESS
 
 _POSITION_COLUMNS = {"_tf_sequence", "_tf_ordinal"}
-_UNSURE = "values of column {}, formerly {}, that differ in rows from before the change: it was renamed, or dropped and recreated"
-_RENAMED = "the values of column {}, formerly {}: without position columns the rows from before the change are unknown"
+_UNFINISHED = "rows of raw {}..{} that are out of the table to be made anew: finish that with `tallyflow apply FILE --reprocess`"
+_CHANGED = "the values of column {}: without position columns the rows from before its mapping changed are unknown"
 
 
 @dataclass(frozen=True)
@@ -126,19 +128,24 @@ class Verifier:
         self.report = Verification(config.pipeline_id, table=f"{config.sink.connection_params.database}.{config.sink.table}")
         self.missing: RawPositions = NO_POSITIONS
         self._removes = ""
+        self._tally_before: Tally
 
     def subject(self) -> Subject | None:
         """Read the ledger and note the faults of the table's columns; return None before the first range."""
         self._progress("reading the ledger")
+        self._tally_before = tally(self._log, self._names, self._config.topology)
         # First: records that arrive meanwhile do not belong to a range without an end.
         last_raw = last_sequence(self._log, self._raw)
         history = read_history(self._log, self._names, self._config.topology, self._leg, self._request.since)
         configs = load_configs(self._log, self._names, self._leg, history)
         self._note_unconfirmed(history.confirmed_to, last_raw)
+        if (remade := read_chain(self._log, self._names, REPROCESS_CHAIN).plan) is not None:
+            self.report.cannot_prove(_UNFINISHED.format(remade.body.first, remade.body.last), remade.body.rows)
         until = self._request.until
         if until is not None and is_open(until, datetime.now(UTC), self._log.clock(self._raw)):
             self.report.cannot_prove(OPEN)
         if not history.plans:
+            self._note_rows_of_nobody()
             return None
         compared = self._columns(history, configs)
         return Subject(history, configs, configs[history.plans[-1].version], compared.columns, compared.lost)
@@ -154,6 +161,7 @@ class Verifier:
             self.report.arrivals, self.report.sequences = arrivals_of(subject.history, span), (span.first, span.last)
             if subject.has_positions:
                 self.find_strangers()
+                self._count_behind_purge(subject.history)
 
     def compare_rollups(self) -> None:
         """Note what the rollups have otherwise than the table, if the range has no end: a bucket holds rows of every arrival."""
@@ -186,7 +194,8 @@ class Verifier:
         self._removes = removes_rows(table)
         if self._removes:
             self.report.leave_out(f"rows that {self._removes} has removed: they are reported as missing")
-        compared = choose_columns(history, configs, self._config, table.columns)
+        is_joined = any(config.join for config in configs.values())
+        compared = choose_columns(history, configs, self._config, table.columns, is_joined=is_joined)
         self.report.findings += compared.faults.values()
         for reason in compared.left_out.values():
             self.report.leave_out(reason)
@@ -211,7 +220,7 @@ class Verifier:
 
     def _find_beside_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject, span: Span, seen: FramesSeen) -> None:
         """Note the differences in dead letters and, on request, in Kafka's bytes."""
-        note_lost_values(engine, self.report, subject.history, span, subject.lost)
+        note_lost_values(engine, self.report, subject.history, (span.first, span.last), subject.lost)
         is_purged = read_purged(self._log, self._names, "dlq").below > 0
         find_dead_letters(engine, self.report, span, self._request.examples, is_purged)
         if self._request.with_kafka:
@@ -243,8 +252,7 @@ class Verifier:
         self._progress("comparing rows")
         report.findings += table.faults(request.examples)
         self.missing = table.missing
-        for column, count in table.unsure.items():
-            report.cannot_prove(_UNSURE.format(column.name, ", ".join(column.former)), count)
+        note_unsure_values(report, table)
         self._find_beside_rows(engine, subject, span, seen)
         self._find_open_lefts(engine, subject, span)
         unsure = engine.execute("SELECT count(*) FROM dropped WHERE why = 'unsure'").fetchall()[0][0]
@@ -285,6 +293,19 @@ class Verifier:
         count = count_rows(self._sink, "_tf_sequence = 0") + sum(int((sequences > last).sum()) for sequences in later)
         self.report.find("rows", "extra", count, [{"expected": "no row", "found": "rows whose _tf_sequence is not in the raw stream"}])
 
+    def _note_rows_of_nobody(self) -> None:
+        """Note the rows of a table for which process has done nothing yet."""
+        if not (self._request.since or self._request.until) and is_there(self._sink):
+            self.report.cannot_prove("rows of the table, before process has done its first range", count_rows(self._sink, "true"))
+
+    def _count_behind_purge(self, history: History) -> None:
+        """Compare the number of all rows with the ledger's, if the records of some are purged and the range has no end."""
+        if self._request.since or self._request.until or history.is_whole:
+            return
+        found = count_rows(self._sink, "_tf_sequence > 0")
+        after = tally(self._log, self._names, self._config.topology)
+        note_rows_by_number(self.report, self._sink, self._leg, found, self._tally_before, after)
+
     # A table without positions.
 
     def _compare_rows(self, engine: duckdb.DuckDBPyConnection, subject: Subject) -> Span | None:
@@ -298,8 +319,8 @@ class Verifier:
         for column in subject.columns:
             if column.has_default:
                 report.leave_out(f"the values of column {column.name}: the rows that its DEFAULT filled in are unknown")
-        renamed = [column for column in subject.columns if column.former]
-        columns = [column for column in subject.columns if not column.has_default and not column.former]
+        changed = [column for column in subject.columns if column.doubtful or column.unknown]
+        columns = [column for column in subject.columns if not column.has_default and column not in changed]
         if not columns:
             raise HaltError(
                 f"verifying table {report.table}: it has neither position columns nor a column whose values can be compared; give the "
@@ -315,9 +336,9 @@ class Verifier:
         reference.evaluate(subject.config, span.bounds, with_open=True)
         report.counts = counts_of(engine, span) | {"found": row_count}
         report.leave_out("the records of equal rows: without position columns equal rows cannot be distinguished")
-        for column in renamed:
-            made = engine.execute("SELECT count(*) FROM expected WHERE position < ?", [column.since]).fetchall()[0][0]
-            report.cannot_prove(_RENAMED.format(column.name, ", ".join(column.former)), made)
+        for column in changed:
+            made = engine.execute(f"SELECT count(*) FROM expected WHERE {within((*column.doubtful, *column.unknown))}").fetchall()[0][0]  # noqa: S608
+            report.cannot_prove(_CHANGED.format(column.name), made)
         for finding in rows.faults(last_position(history.confirmed_to), self._request.examples):
             # Excess rows may belong to records that are not confirmed yet.
             if finding.kind == "missing" or is_quiet:

@@ -14,8 +14,10 @@ from pipelines.connectors.nats.client import JetStream, fetch_whole
 from pipelines.process import stage_config
 from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
+from pipelines.process.steps.join import Join
 from pipelines.proof.readers.streams import read_frames
 from pipelines.proof.verification.reference import Bounds
+from pipelines.proof.verification.remade import Part, Remade, overlaid, read_remade
 from pipelines.protocol.bodies import NEVER, NOTHING, PROCESS_CHAIN, ClockReset, ProcessDone, ProcessState, Watermarks
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
@@ -48,7 +50,7 @@ class History:
     """The ledger's account of the frames that raw still holds. `sequences` and `arrivals_us` ascend, one entry per frame.
 
     `is_whole`: they reach back to the first frame of the pipeline. `confirmed_to`: rows of all frames up to there are confirmed by the
-    sink.
+    sink. `remade`: ranges whose rows were made anew since, in the order in which that was done.
     """
 
     plans: Sequence[Plan]
@@ -57,6 +59,7 @@ class History:
     confirmed_to: int
     is_whole: bool
     resets: Sequence[ClockReset] = ()
+    remade: Sequence[Remade] = ()
 
     def since(self, arrival_us: int) -> int:
         """Return the first sequence that arrived at this time or later; the one after the last if none did."""
@@ -81,6 +84,13 @@ class History:
         for version, group in groupby(inside, key=lambda plan: plan.version):
             plans = list(group)
             yield max(plans[0].first, first), min(plans[-1].to, last), version
+
+    def rows_made(self, first: int, last: int) -> list[Part]:
+        """Return (first sequence, last sequence, version) of the stretches whose rows the table has under one configuration.
+
+        As `segments`, but for rows that were made anew under a later configuration.
+        """
+        return overlaid(self.segments(first, last), self.remade)
 
     def parts(self, first: int, last: int) -> Iterator[tuple[int, int, str, Mapping[str, str]]]:
         """Yield (first sequence, last sequence, version, snapshots of look-up tables) of the stretches with the same of both."""
@@ -110,6 +120,7 @@ class Span:
 
     From `first_replayed` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
     watermarks before `read_from`. `behind`: with a join, frames are read up to this raw sequence, behind `last`, to see what they decide.
+    `unread_us`: by the records' own times, the newest one before `read_from`; None if no record there matters.
     """
 
     first: int
@@ -118,6 +129,7 @@ class Span:
     first_replayed: int
     before: Watermarks = NOTHING
     behind: int = 0
+    unread_us: int | None = None
 
     @property
     def read_to(self) -> int:
@@ -174,6 +186,7 @@ def read_history(log: JetStream, names: Names, topology: Topology, sink: LegId, 
         confirmed_to,
         is_whole,
         resets,
+        read_remade(log, names),
     )
 
 
@@ -187,7 +200,7 @@ def _entries_after(log: JetStream, names: Names, chain: ProcessState, since: dat
     if since is None or chain.done is None:
         return 0
     config = stage_config.load(log, names, chain.done.body.config)
-    if config.dedup.time_field or config.side_dedups:
+    if config.dedup.time_field or config.side_dedups or (config.join and config.join.is_timed):
         return 0
     window_us = config.join.windows.right_us if config.join else config.dedup.window_us
     needed_from = instant(max(0, microseconds(since) - window_us - _CLOCKS_APART_US))
@@ -212,6 +225,8 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
 def span_between(history: History, first: int, last: int, config: Program, same_dedup_from: int) -> Span:
     """Return the span of the frames from `first` to `last`, both inclusive, of which there is at least one."""
     if config.join is not None:
+        if config.join.is_timed:
+            return _of_join_by_time(history, first, last, config.join, has_dedups=bool(config.side_dedups))
         span = _of_join(history, first, last, (config.join.windows.left_us, config.join.windows.right_us))
         # No output shows which right records were accepted, so the copies are found from the first record on.
         return replace(span, read_from=history.sequences[0], first_replayed=history.sequences[0]) if config.side_dedups else span
@@ -232,6 +247,29 @@ def _of_join(history: History, first: int, last: int, windows_us: tuple[int, int
     read_from = min(first, history.since(history.arrival_us(first) - right_us + 1))
     behind = history.since(history.arrivals_us[bisect_right(history.sequences, last) - 1] + left_us)
     return Span(first, last, read_from, read_from, behind=min(behind, history.last))
+
+
+def _of_join_by_time(history: History, first: int, last: int, join: Join, has_dedups: bool) -> Span:
+    """Return the span of a join by the records' own times. Only plans hold the watermark.
+
+    A record that is not late is never older than the watermark, so right records up to a right window before it do not matter. Frames
+    behind the range decide what becomes of its left records, up to the plan behind which all their windows have ended.
+    """
+    windows, before = join.windows, [plan for plan in history.plans if plan.to < first]
+    start_us = before[-1].watermarks.combined_us if before else NEVER
+    ended = [plan for plan in before if NEVER < plan.watermarks.newest_us <= start_us - windows.right_us]
+    newest_us = next((plan.watermarks.newest_us for plan in history.plans if plan.to >= last), NEVER)
+    over = [plan.to for plan in history.plans if plan.to >= last and plan.watermarks.combined_us >= newest_us + windows.left_us]
+    behind = min(over, default=history.last)
+    if ended and not has_dedups:
+        return Span(first, last, ended[-1].to + 1, ended[-1].to + 1, ended[-1].watermarks, behind)
+    if history.is_whole:
+        return Span(first, last, history.sequences[0], history.sequences[0], behind=behind)
+    # Purged: what came before is known from the oldest plan on only.
+    oldest = history.plans[0]
+    begin = oldest.to + 1
+    unread_us = None if oldest.watermarks.newest_us == NEVER else oldest.watermarks.newest_us
+    return Span(max(first, begin), last, begin, begin, oldest.watermarks, behind, unread_us)
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
@@ -289,8 +327,9 @@ def same_dedup_from(history: History, configs: Mapping[str, Program], config: Pr
 
 
 def load_configs(log: JetStream, names: Names, sink: LegId, history: History) -> dict[str, Program]:
-    """Return the configurations of the plans by version, as a sink sees them; raise as `stage_config.load`."""
-    return {version: stage_config.load(log, names, version).seen_from(sink) for version in {plan.version for plan in history.plans}}
+    """Return the configurations of the plans, and of rows made anew, by version, as a sink sees them; raise as `stage_config.load`."""
+    versions = {plan.version for plan in history.plans} | {version for *_, version in history.rows_made(0, history.last)}
+    return {version: stage_config.load(log, names, version).seen_from(sink) for version in versions}
 
 
 def is_open(until: datetime, now: datetime, clock: datetime) -> bool:

@@ -18,6 +18,7 @@ from pipelines.functions.spec import HOST_CODES
 from pipelines.process.program import Lane, Program
 from pipelines.process.steps import Step
 from pipelines.proof.verification import record_columns
+from pipelines.proof.verification.compared import Column, widened, within
 from pipelines.proof.verification.functions import argument, name_of
 from pipelines.proof.verification.tables import join_of
 from pipelines.proof.verification.values import (
@@ -25,6 +26,7 @@ from pipelines.proof.verification.values import (
     field_value,
     is_finite,
     is_sound,
+    json_text,
     key_text,
     kind_and_text,
     literal,
@@ -33,28 +35,13 @@ from pipelines.proof.verification.values import (
 )
 from pipelines.protocol.records import MAX_ROW_BYTES
 from pipelines.protocol.topology import SINK
-from pipelines.types.columns import ColumnType, parse_type, value_type
+from pipelines.types.columns import parse_type, value_type
 from pipelines.types.fields import SOURCE_TYPES
 
 _MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
 Shapes = dict[tuple[str, ...], list[int]]
 """Hashes of lists of keys, by the path of an object."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column that is compared: its name in the engine, and in the table, and its type there.
-
-    `former`: its other names in configurations; rows from position `since` on were made under its own name.
-    """
-
-    label: str
-    name: str
-    type: ColumnType
-    has_default: bool
-    former: tuple[str, ...] = ()
-    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,14 +211,22 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
 
 def _dedup(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
     key = [fields[name] for name in step.key]
-    is_keyed = [f"{field.kind} <> 'NULL'" for field in key]
-    at = "arrival_us"
-    if step.time_field:
-        field = fields[step.time_field]
-        # The event's own time in microseconds, NULL if it has none.
-        at = reading(field.source, _MICROSECONDS, field.kind, field.text, unit=step.time_unit).value
-        is_keyed.append(f"coalesce(({at}) - arrival_us <= {step.max_ahead_us}, false)")
-    return {"is_keyed": " AND ".join(is_keyed), "key": key_of(key), "at": at}
+    at, is_timed = time_of(step, step.max_ahead_us, fields)
+    return {"is_keyed": f"{is_keyed(key)} AND {is_timed}", "key": key_of(key), "at": at}
+
+
+def is_keyed(key: Iterable[Field]) -> str:
+    """Return whether no field of a key is null."""
+    return " AND ".join(f"{field.kind} <> 'NULL'" for field in key)
+
+
+def time_of(step: Any, max_ahead_us: int, fields: Mapping[str, Field]) -> tuple[str, str]:
+    """Return (the time by which windows go, in microseconds, NULL for a record without one, whether a record's time is valid)."""
+    if not step.time_field:
+        return "arrival_us", "true"
+    field = fields[step.time_field]
+    at = reading(field.source, _MICROSECONDS, field.kind, field.text, unit=step.time_unit).value
+    return at, f"coalesce(({at}) - arrival_us <= {max_ahead_us}, false)"
 
 
 def _filter(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, str]:
@@ -316,14 +311,14 @@ def _mapping(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str
         readings, is_mapped = _columns_of(table, fields)
         fits.append(f"CASE WHEN route_{number} IS NULL THEN false WHEN route_{number} THEN {is_mapped} ELSE true END")
         if table.leg == wanted.leg:
-            values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
+            values = _values(wanted.columns, table, readings)
             is_here = f"coalesce(route_{number}, false)"
     for table in step.tables:
         if table.refused_by and table.leg == wanted.leg:
             # The reason is not compared.
             own = {ERROR_FIELD: _Literal(0, "", "string"), REFUSING_SINK_FIELD: _Literal(0, table.refused_by, "string")}
             readings, _ = _columns_of(table, {**fields, **own})
-            values = "".join(f", {_value(column, readings)} AS {column.label}" for column in wanted.columns)
+            values = _values(wanted.columns, table, readings)
             is_here = "position IN (SELECT position FROM diverted)"
     if not step.routes:
         is_here = is_here if wanted.leg != step.routed[0].leg else "true"
@@ -388,12 +383,19 @@ def _kinds_and_texts(fields: Iterable[Field]) -> Iterable[str]:
         first += len(field.paths)
 
 
-def _value(column: Column, readings: Mapping[str, Reading]) -> str:
-    return next((readings[name].value for name in (column.name, *column.former) if name in readings), "NULL")
+def _values(columns: Sequence[Column], table: Any, readings: Mapping[str, Reading]) -> str:
+    """Return the values of compared columns as the mapping of a table makes them, in the types that the columns have now."""
+    mapped = {column.name: value_type(column.type) for column in table.columns}
+    found = []
+    for column in columns:
+        name = next((name for name in (column.name, *column.former) if name in mapped), None)
+        value = column.unmapped if name is None else widened(readings[name].value, mapped[name], column.type) or "NULL"
+        found.append(f", CASE WHEN NOT ({within(column.unknown)}) THEN {value} END" if column.unknown else f", {value}")
+    return "".join(f"{value} AS {column.label}" for value, column in zip(found, columns, strict=True))
 
 
 def key_of(fields: Sequence[Field]) -> str:
     """Return 128 bits of the key, so that a key of any length takes as much room. In a key of several fields each carries its length."""
-    texts = [key_text(field.source, field.text) for field in fields]
+    texts = [key_text(field.source, json_text(field.kind, field.text) if field.source == "any" else field.text) for field in fields]
     parts = texts if len(texts) == 1 else [f"length({text}) || ':' || {text}" for text in texts]
     return f"md5_number({' || '.join(parts)})"

@@ -15,10 +15,10 @@ from pipelines.config import ClickHouseSink
 from pipelines.connectors.sql import filled, statement
 from pipelines.proof.readers.table import full_name, stream_rows
 from pipelines.proof.report import Finding, Kind
+from pipelines.proof.verification.compared import Column, within
 from pipelines.proof.verification.plain_form import duckdb_type, plain_sql, text_sql
 from pipelines.proof.verification.reference import BUCKET_BITS, BUCKET_FRAMES, run_over
 from pipelines.proof.verification.result import Checksum
-from pipelines.proof.verification.steps import Column
 from pipelines.proof.verification.values import literal
 from pipelines.protocol.positions import NO_POSITIONS, ORDINAL_BITS, RawPositions, position_text
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
@@ -58,7 +58,7 @@ class TableSide:
         self.missing: RawPositions = NO_POSITIONS
         """Positions that are missing, ascending."""
         self.unsure: dict[Column, int] = {}
-        """Values that differ in rows that were made when their column had another name, by column."""
+        """Values that differ in rows that were made when the mapping had their column not under its name, by column."""
 
     def positions(self, first: int, last: int) -> Iterator[pa.Table]:
         yield from self._stream([f"{_POSITION} AS position"], f"_tf_sequence BETWEEN {first} AND {last}")
@@ -111,11 +111,11 @@ class TableSide:
         for column in self.columns:
             sides = {side: text_sql(column.type, f'{side}."{column.label}"') for side in ("wanted", "found")}
             different = filled("reference/different", column=f'"{column.label}"', **sides)
-            if column.since:
-                before = f"SELECT count(*) FROM ({different}) WHERE position < {column.since}"  # noqa: S608
-                if count := self._engine.execute(before).fetchall()[0][0]:
+            if column.doubtful:
+                doubted = f"SELECT count(*) FROM ({different}) WHERE {within(column.doubtful)}"  # noqa: S608
+                if count := self._engine.execute(doubted).fetchall()[0][0]:
                     self.unsure[column] = count
-                different = f"SELECT * FROM ({different}) WHERE position >= {column.since}"  # noqa: S608
+                different = f"SELECT * FROM ({different}) WHERE NOT ({within(column.doubtful)})"  # noqa: S608
             yield from self._finding("different", different, examples, column.name)
 
     def _finding(self, kind: Kind, faults: str, examples: int, column: str | None = None) -> Iterator[Finding]:
@@ -149,9 +149,9 @@ class TableSide:
         return self._engine.sql(f"SELECT NULL::UBIGINT AS position, NULL::UINTEGER AS emit, {values} WHERE false").to_arrow_table()
 
     def _plain(self) -> str:
-        """Return a SELECT of the rows that stream from the server, in the types of `expected`; values that a DEFAULT gave are NULL.
+        """Return a SELECT of the rows that stream from the server, in the types of `expected`.
 
-        Rows of left records of which it is open whether they have one are left out.
+        Values that a DEFAULT gave, or that nothing computes, are NULL. Left out are rows of left records that may have none.
         """
         values = []
         for column in self.columns:
@@ -159,6 +159,8 @@ class TableSide:
             if column.label in self._defaulted:
                 defaulted = f"SELECT (position, emit) FROM defaulted WHERE label = {literal(column.label)}"  # noqa: S608
                 value = f"CASE WHEN (position, emit) IN ({defaulted}) THEN NULL ELSE {value} END"
+            if column.unknown:
+                value = f"CASE WHEN {within(column.unknown)} THEN NULL ELSE {value} END"
             values.append(f", {value} AS {_quoted(column.label)}")
         closed = "position NOT IN (SELECT position FROM open_lefts)"
         return (
@@ -168,9 +170,10 @@ class TableSide:
     def _note_defaults(self) -> None:
         self._engine.execute("CREATE TABLE defaulted (position UBIGINT, emit UINTEGER, label VARCHAR)")
         for column in self.columns:
-            if column.has_default and not column.type.nullable:
+            if column.has_default and not column.type.takes_null:
                 label = column.label
-                self._engine.execute(f"INSERT INTO defaulted SELECT position, emit, {literal(label)} FROM expected WHERE {label} IS NULL")  # noqa: S608
+                unset = f"{label} IS NULL AND NOT ({within(column.unknown)})"
+                self._engine.execute(f"INSERT INTO defaulted SELECT position, emit, {literal(label)} FROM expected WHERE {unset}")  # noqa: S608
                 if self._engine.execute("SELECT count(*) FROM defaulted WHERE label = ?", [label]).fetchall()[0][0]:
                     self._defaulted.add(label)
 

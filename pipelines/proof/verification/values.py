@@ -3,7 +3,7 @@
 Independent of the stages: it implements docs/clickhouse.md and docs/pipeline-file.md over DuckDB's own `json_type` and
 `json_extract_string`. Each column has a **plain form**, in which both sides are compared: numbers and booleans as they are; texts, enums,
 addresses, UUIDs and types without a DuckDB type as bytes; dates as days, times as seconds, instants as ticks of the column's precision
-since 1970; maps as pairs in the order of their keys.
+since 1970; maps as pairs in the order of their keys. Unions and geometries have theirs in `united_values`.
 
 SQL is passed as text. Names of columns come from `columns.parse_type`, texts from a pipeline file only as quoted literals.
 """
@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 
 from pipelines.proof.verification.plain_form import DUCKDB_INTEGERS, LAST_DAYS, WIDEST_DECIMAL, duckdb_type
 from pipelines.proof.verification.time_formats import is_of_days, iso_text
-from pipelines.types.columns import INTEGER_BITS, ColumnType
+from pipelines.proof.verification.united_values import geometry_reading, union_reading
+from pipelines.types.columns import FLOATS, INTEGER_BITS, INTERVALS, ColumnType
+from pipelines.types.unions import is_union
 
 MACROS = (
     *("instant_us", "instant_ns_rest", "floor_divide", "day_number", "plain_decimal", "is_finite_json"),
-    *("ipv6_groups", "ipv6_side", "ipv6_hex"),
+    *("ipv6_groups", "ipv6_side", "ipv6_hex", "nearest_bfloat16"),
 )
 """Statements under sql/reference that an engine needs before any of this SQL, in this order."""
 
@@ -33,6 +35,7 @@ _KINDS = {
     "array": ("ARRAY",),
     "object": ("OBJECT",),
     "map": ("OBJECT",),
+    "any": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "ARRAY", "OBJECT"),
     "decimal": ("UBIGINT", "BIGINT", "DOUBLE", "VARCHAR"),
     "blob": ("BLOB",),
     "timestamp": ("UBIGINT", "BIGINT"),
@@ -42,7 +45,7 @@ _KINDS = {
 Of fields that do not come from JSON (`record_columns`) `blob` is one of bytes, which are its text, and `timestamp` an instant.
 """
 _DECIMALS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
-_NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON")
+_NO_DEFAULT_FOR_NULL = ("Array", "Map", "JSON", "QBit")
 _UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,6 +74,8 @@ def is_sound(source: str, kind: str, text: str) -> str:
         condition += f" AND ({kind} = 'VARCHAR' OR isfinite(try_cast({text} AS DOUBLE)))"
     elif source in ("array", "object", "map"):
         condition += f" AND tf_is_finite_json({text})"
+    elif source == "any":
+        condition += f" AND ({kind} = 'VARCHAR' OR tf_is_finite_json({text}))"
     return f"({kind} = 'NULL' OR coalesce({condition}, false))"
 
 
@@ -93,7 +98,14 @@ def field_value(source: str, kind: str, text: str) -> str:
         value = f"encode({text})"
     elif source == "timestamp":
         value = f"make_timestamptz(CAST({text} AS BIGINT))"
+    elif source == "any":
+        value = json_text(kind, text)
     return f"CASE WHEN {kind} <> 'NULL' THEN {value} END"
+
+
+def json_text(kind: str, text: str) -> str:
+    """Return SQL of the JSON text of a value of any kind, from its kind and its text."""
+    return f"CASE WHEN {kind} = 'VARCHAR' THEN CAST(to_json({text}) AS VARCHAR) ELSE {text} END"
 
 
 def kind_and_text(source: str, value: str) -> tuple[str, str]:
@@ -128,7 +140,7 @@ def is_compared(kind: ColumnType) -> bool:
 
 
 def takes_null(kind: ColumnType, has_default: bool) -> bool:
-    return kind.nullable or (has_default and kind.name not in _NO_DEFAULT_FOR_NULL)
+    return kind.takes_null or (has_default and kind.name not in _NO_DEFAULT_FOR_NULL)
 
 
 def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int = 0, unit: str = "") -> Reading:
@@ -139,6 +151,14 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     """
     if kind.name == "Array":
         return _array(kind, text, depth, unit)
+    if kind.name == "QBit":
+        vector = _array(kind, text, depth, unit)
+        return Reading(vector.value, f"({vector.fits} AND json_array_length(try_cast({text} AS JSON)) = {kind.number(1)})")
+    if kind.name == "Geometry":
+        return Reading(*geometry_reading(text, lambda shape, coordinates: _parts(_array(shape, coordinates, depth, ""))))
+    if is_union(kind):
+        document = f"try_cast({json_text(json_kind, text)} AS JSON)"
+        return Reading(*union_reading(kind, document, depth, lambda member, deeper: _parts(_element(member, document, deeper, unit))))
     if kind.name == "Map":
         return _map(kind, text, depth, unit)
     if kind.name == "Tuple":
@@ -146,7 +166,9 @@ def reading(source: str, kind: ColumnType, json_kind: str, text: str, depth: int
     if kind.name == "JSON":
         is_object = f"coalesce(json_valid({text}) AND regexp_matches({text}, '^[ \\t\\r\\n]*\\{{'), false)"
         return Reading("NULL", is_object if source == "string" else f"({text} IS NOT NULL)")
-    if source == "decimal":
+    if source == "any":
+        value = f"encode({json_text(json_kind, text)})"
+    elif source == "decimal":
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {_decimal('string', kind, text)} ELSE {_decimal('float64', kind, text)} END"
     elif "%" in unit and (kind.name in ("DateTime", "DateTime64") or (kind.name in LAST_DAYS and is_of_days(unit))):
         value = _scalar(source, kind, f"({iso_text(text, unit, kind.name in LAST_DAYS)})")
@@ -164,12 +186,12 @@ def _element(kind: ColumnType, document: str, depth: int, unit: str) -> Reading:
     json_kind, text = f"coalesce(json_type({document}), 'NULL')", f"json_extract_string({document}, '$')"
     inner = reading(source, kind, json_kind, text, depth, unit)
     value, fits = inner.value, f"{is_sound(source, json_kind, text)} AND {inner.fits}"
-    if is_counted or kind.name in INTEGER_BITS or kind.name in ("Float32", "Float64"):
+    if is_counted or kind.name in (*INTEGER_BITS, *INTERVALS, *FLOATS):
         # A number may be written as a text.
         of_text = reading("string", kind, json_kind, text, depth, unit)
         value = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.value} ELSE {value} END"
         fits = f"CASE WHEN {json_kind} = 'VARCHAR' THEN {of_text.fits} ELSE {fits} END"
-    when_null = "true" if kind.nullable else "false"
+    when_null = "true" if kind.takes_null else "false"
     return Reading(value, f"CASE WHEN {json_kind} = 'NULL' THEN {when_null} ELSE {fits} END")
 
 
@@ -180,7 +202,12 @@ def _element_source(kind: ColumnType) -> str:
     if kind.name == "Tuple" and not kind.fields:
         return "array"
     declared = {"Array": "array", "Map": "object", "Tuple": "object", "JSON": "object", "Bool": "bool", "Decimal": "decimal"}
-    return declared.get(kind.name, "float64" if kind.name in ("Float32", "Float64") else "string")
+    declared |= {**dict.fromkeys(FLOATS, "float64"), **dict.fromkeys(INTERVALS, "int64"), "Variant": "any", "Dynamic": "any"}
+    return declared.get(kind.name, "string")
+
+
+def _parts(found: Reading) -> tuple[str, str]:
+    return found.value, found.fits
 
 
 def _all(elements: str, name: str, fits: str) -> str:
@@ -227,9 +254,10 @@ def _tuple(kind: ColumnType, text: str, depth: int, unit: str) -> Reading:
 def _scalar(source: str, kind: ColumnType, text: str) -> str:
     if source == "blob":
         return _bytes(kind, text)
-    if kind.name in INTEGER_BITS:
-        return _integer_of_text(kind.name, text) if source == "string" else _integer(kind.name, text)
-    if kind.name in ("Float32", "Float64"):
+    if kind.name in (*INTEGER_BITS, *INTERVALS):
+        name = "Int64" if kind.name in INTERVALS else kind.name
+        return _integer_of_text(name, text) if source == "string" else _integer(name, text)
+    if kind.name in FLOATS:
         return _float(source, kind.name, text)
     if kind.name == "Decimal":
         return _decimal(source, kind, text)
@@ -288,6 +316,8 @@ def _float(source: str, name: str, text: str) -> str:
         is_number = f"regexp_full_match({text}, '-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?')"
         return f"CASE WHEN {is_number} THEN {_float('float64', name, text)} END"
     number = _number(source, text) if source in _FLOATS else f"try_cast({text} AS HUGEINT)"
+    if name == "BFloat16":
+        number = f"tf_nearest_bfloat16({number}::DOUBLE)"
     plain = f"try_cast({number} AS {'DOUBLE' if name == 'Float64' else 'FLOAT'})"
     return f"CASE WHEN isfinite({plain}) THEN {plain} END"
 

@@ -282,6 +282,20 @@ def test_what_a_join_does_not_take_yet_is_refused_with_its_path() -> None:
     ]
 
 
+def test_a_join_by_event_time_needs_a_time_field_on_both_sides() -> None:
+    document = joined()
+    document["join"] |= {"time": "event", "allowed_lateness": "5m", "max_ahead": "1h", "idle_after": "1m"}
+    needed = {f"join.{side}.time_field": "is required with 'time: event'" for side in ("left_source", "right_source")}
+    assert faults_of(document) == needed
+    for side in ("left_source", "right_source"):
+        document["join"][side]["time_field"] = "at"
+    assert {path.rpartition(".")[2] for path in faults_of(document)} == {"time_field"}
+    document["join"]["time"] = "arrival"
+    told = "is only for 'time: event'"
+    paths = ("left_source.time_field", "right_source.time_field", "allowed_lateness", "max_ahead", "idle_after")
+    assert faults_of(document) == {f"join.{path}": told for path in paths}
+
+
 def test_the_window_of_a_dedup_before_a_join_is_fixed() -> None:
     document = joined() | {"transforms": [{**DEDUP, "source_id": "orders"}]}
     longer = {**DEDUP, "source_id": "orders", "config": {**DEDUP["config"], "time_window": "999h"}}

@@ -1,5 +1,6 @@
 """The one look-up of which rows a table holds, for the sink and for rows that are put back: on a replica, of all that was inserted."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ class Client:
 
 
 def asked(engine: str, arrivals_us: tuple[int, int] | None) -> Client:
-    client, clickhouse = Client(), ClickHouse(None)  # type: ignore[arg-type]
+    client, clickhouse = Client(), ClickHouse(SimpleNamespace(read_settings={}))  # type: ignore[arg-type]
     clickhouse._client = client  # type: ignore[assignment]
     clickhouse.stored_positions(Table("db", "t", engine, "", (), 10_000), (1, 2), arrivals_us)
     return client

@@ -72,6 +72,24 @@ def test_without_dedup_there_is_no_key_store_to_compact(tmp_path: Path) -> None:
     assert not {"orders_demo/dedup_store", "orders_demo/dedup_compaction"} & found.keys()
 
 
+def test_a_join_has_stores_of_its_own_to_compact(tmp_path: Path) -> None:
+    one = document(transforms=[])
+    (orders,) = one["sources"]
+    customers = {**orders, "source_id": "customers", "topic": "customers"}
+    sides = [{"source_id": source["source_id"], "key": "order_id", "time_window": "1h"} for source in (orders, customers)]
+    one["sources"] = [orders, customers]
+    outputs = [{"source_id": orders["source_id"], "name": name} for name in sorted(fields_of_the_mapping(one))]
+    one["join"] = {"enabled": True, "left_source": sides[0], "right_source": sides[1], "output_fields": outputs}
+    found = parents(definitions(tmp_path, one))
+    assert found["orders_demo/join_stores"] == {"orders_demo/raw_stream"}
+    assert found["orders_demo/out_stream"] == found["orders_demo/join_compaction"] == {"orders_demo/join_stores"}
+    assert not {"orders_demo/dedup_store", "orders_demo/dedup_compaction"} & found.keys()
+
+
+def fields_of_the_mapping(one: dict[str, Any]) -> set[str]:
+    return {column["name"] for column in one["sink"]["mapping"]}
+
+
 def test_a_topic_read_twice_is_one_asset_with_all_fields(tmp_path: Path) -> None:
     other = document(pipeline_id="orders-copy")
     other["sources"][0]["schema_fields"] = [{"name": "order_id", "type": "string"}, {"name": "extra", "type": "int"}]

@@ -101,7 +101,7 @@ def test_an_unknown_example_is_refused_with_the_known_ones() -> None:
         load_example("clicks")
 
 
-def test_without_a_checkout_there_are_no_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_examples_are_named_with_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "DIRECTORY", tmp_path)
-    with pytest.raises(ConfigurationError, match="only in a checkout"):
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} has none; install the wheel again"):
         example_file("orders")

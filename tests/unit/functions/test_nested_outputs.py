@@ -1,7 +1,7 @@
 """Outputs that are arrays, objects, maps and decimals: the text that the parser makes of such a value, or a failure of its row alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -30,24 +30,30 @@ def made(write: Write, hosts: Hosts, kind: str, source: str, mode: str, rows: in
     return called.outputs.column("x").to_pylist(), list(called.failures)
 
 
+def each(values: Iterable[str]) -> str:
+    """The source of a function that returns one value for each record, by its number: a host takes longer to start than to call."""
+    return f"def f(record):\n    return {{'x': [{', '.join(f'lambda: {value}' for value in values)}][record['id']]()}}\n"
+
+
 @pytest.mark.parametrize(
-    ("kind", "value", "text"),
+    ("kind", "texts"),
     [
-        ("array", "[1, None, 'é', 2.5, True]", '[1,null,"é",2.5,true]'),
-        ("array", "({'a': (1, 2)},)", '[{"a":[1,2]}]'),
-        ("array", "'[1,  {\"a\" : 1.0}]'", '[1,{"a":1.0}]'),
-        ("object", "{'a': {'b': []}, 'c': Decimal('1.50')}", '{"a":{"b":[]},"c":"1.50"}'),
-        ("map", "{}", "{}"),
-        ("decimal", "Decimal('1.50')", "1.50"),
-        ("decimal", "Decimal('1E+3')", "1000"),
-        ("decimal", "12", "12"),
-        ("decimal", "'-0.125'", "-0.125"),
-        ("array", "None", None),
-        ("decimal", "None", None),
+        (
+            "array",
+            {
+                "[1, None, 'é', 2.5, True]": '[1,null,"é",2.5,true]',
+                "({'a': (1, 2)},)": '[{"a":[1,2]}]',
+                "'[1,  {\"a\" : 1.0}]'": '[1,{"a":1.0}]',
+                "None": None,
+            },
+        ),
+        ("object", {"{'a': {'b': []}, 'c': Decimal('1.50')}": '{"a":{"b":[]},"c":"1.50"}'}),
+        ("map", {"{}": "{}"}),
+        ("decimal", {"Decimal('1.50')": "1.50", "Decimal('1E+3')": "1000", "12": "12", "'-0.125'": "-0.125", "None": None}),
     ],
 )
-def test_a_value_of_a_dict_becomes_text(write: Write, hosts: Hosts, kind: str, value: str, text: str | None) -> None:
-    assert made(write, hosts, kind, f"def f(record):\n    return {{'x': {value}}}\n", "row") == ([text], [])
+def test_a_value_of_a_dict_becomes_text(write: Write, hosts: Hosts, kind: str, texts: dict[str, str | None]) -> None:
+    assert made(write, hosts, kind, each(texts), "row", rows=len(texts)) == ([*texts.values()], [])
 
 
 @pytest.mark.parametrize(
@@ -69,31 +75,47 @@ def test_a_column_of_a_batch_becomes_text(write: Write, hosts: Hosts, kind: str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "words"),
+    ("kind", "words"),
     [
-        ("array", "{'a': 1}", "returns 'x' as dict {'a': 1}, no array"),
-        ("object", "[1]", "returns 'x' as list [1], no object"),
-        ("map", "'[1]'", "returns 'x' as str '[1]', no map"),
-        ("array", "'[1'", "returns 'x' as text '[1' that is no JSON"),
-        ("object", '\'{"a": 1, "a": 2}\'', "returns 'x' as JSON with a key twice"),
-        ("array", "[float('nan')]", "something that holds nan, which JSON has not"),
-        ("array", "'[NaN]'", "something that holds NaN, which JSON has not"),
-        ("array", "'[1e400]'", "something that holds inf, which JSON has not"),
-        ("object", "{1: 'a'}", "an object with the key 1, which is no text"),
-        ("array", "[{1, 2}]", "something that holds set {1, 2}, which JSON has not"),
-        ("array", "['\\ud800']", "returns 'x' with text that is not UTF-8"),
-        ("decimal", "1.5", "returns 'x' as float 1.5, no decimal"),
-        ("decimal", "True", "returns 'x' as bool True, no decimal"),
-        ("decimal", "'seven'", "returns 'x' as str 'seven', no decimal"),
-        ("decimal", "Decimal('NaN')", "no decimal"),
-        ("decimal", "Decimal('1E+1000000')", "no decimal"),
+        (
+            "array",
+            {
+                "{'a': 1}": "returns 'x' as dict {'a': 1}, no array",
+                "'[1'": "returns 'x' as text '[1' that is no JSON",
+                "[float('nan')]": "something that holds nan, which JSON has not",
+                "'[NaN]'": "something that holds NaN, which JSON has not",
+                "'[1e400]'": "something that holds inf, which JSON has not",
+                "[{1, 2}]": "something that holds set {1, 2}, which JSON has not",
+                "['\\ud800']": "returns 'x' with text that is not UTF-8",
+            },
+        ),
+        (
+            "object",
+            {
+                "[1]": "returns 'x' as list [1], no object",
+                '\'{"a": 1, "a": 2}\'': "returns 'x' as JSON with a key twice",
+                "{1: 'a'}": "an object with the key 1, which is no text",
+            },
+        ),
+        ("map", {"'[1]'": "returns 'x' as str '[1]', no map"}),
+        (
+            "decimal",
+            {
+                "1.5": "returns 'x' as float 1.5, no decimal",
+                "True": "returns 'x' as bool True, no decimal",
+                "'seven'": "returns 'x' as str 'seven', no decimal",
+                "Decimal('NaN')": "no decimal",
+                "Decimal('1E+1000000')": "no decimal",
+            },
+        ),
     ],
 )
-def test_another_form_fails_its_row_alone(write: Write, hosts: Hosts, kind: str, value: str, words: str) -> None:
-    source = f"def f(record):\n    return {{'x': {value} if record['id'] == 1 else None}}\n"
-    texts, ((number, code, message),) = made(write, hosts, kind, source, "row", rows=3)
-    assert (texts, number, code) == ([None, None], 1, "python_rows")
-    assert words in message
+def test_another_form_fails_its_row_alone(write: Write, hosts: Hosts, kind: str, words: dict[str, str]) -> None:
+    values = [value for other in words for value in ("None", other)] + ["None"]
+    texts, failures = made(write, hosts, kind, each(values), "row", rows=len(values))
+    assert texts == [None] * (len(words) + 1)
+    assert [(number, code) for number, code, _ in failures] == [(number, "python_rows") for number in range(1, len(values), 2)]
+    assert [wanted for wanted, (_, _, message) in zip(words.values(), failures, strict=True) if wanted not in message] == []
 
 
 def test_a_text_of_a_batch_that_is_no_json_fails_its_row_alone(write: Write, hosts: Hosts) -> None:

@@ -35,7 +35,7 @@ def test_an_end_before_the_confirmed_one_is_a_named_loss() -> None:
 
 def leg(confirmed: dict[str, int], ends: dict[int, int]) -> Any:
     """As much of the leg as looks at ends."""
-    config = SimpleNamespace(topology=Topology.of(["orders"], [""]))
+    config = SimpleNamespace(topology=Topology.of(["orders"], [""]), join=None)
     source = SimpleNamespace(words=ORDERS, known_ends=lambda partitions, _: ({p: ends[p] for p in partitions if p in ends}, {}))
     found = IngestLeg.__new__(IngestLeg)
     found.name = config.topology.ingests[0]

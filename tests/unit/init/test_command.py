@@ -129,5 +129,16 @@ def test_an_option_that_no_file_may_hold_is_named(sample: Path, options: list[st
 
 def test_records_that_are_no_objects_are_counted_in_a_note(sample: Path) -> None:
     sample.write_text('{"id": 1}\n[2]\n')
-    made = init(sample, "--yes")
-    assert "note: 0 records without a value, 1 record that are no JSON objects become dead letters" in made.output
+    assert "note: 1 record without a JSON object becomes a dead letter\n" in init(sample, "--yes").output
+    sample.write_text('{"id": 1}\n[2]\n3\n')
+    assert "note: 2 records without a JSON object become dead letters\n" in init(sample, "--yes", "--force").output
+
+
+def test_types_are_whole_at_80_columns(sample: Path) -> None:
+    records = [{"payment_kind": ("card", "cash")[n % 2], "amount": f"{n}.95", "note": "x" * 60} for n in range(2_000)]
+    sample.write_text("\n".join(json.dumps({**record, "amount": record["amount"] if n % 9 else None}) for n, record in enumerate(records)))
+    made = CliRunner().invoke(app, ["init", "--from-file", str(sample), "--topic", "t", "--yes"], env={"COLUMNS": "80"})
+    shown = made.output.splitlines()
+    assert any("payment_kind" in line and "LowCardinality(String)" in line for line in shown)
+    assert any("amount" in line and "Nullable(Decimal(18, 2))" in line for line in shown)
+    assert max(map(len, shown[:6])) <= 80

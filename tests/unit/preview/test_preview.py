@@ -1,6 +1,7 @@
 """A preview of literal records: what became of each, and why; and the command that shows it."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -173,8 +174,9 @@ def sample(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(directory: Path, *arguments: str, text: str | None = None) -> Any:
-    return CliRunner().invoke(app, ["preview", str(directory / "clicks.yaml"), *arguments], input=text)
+def run(directory: Path, *arguments: str, text: str | None = None, width: int = 80) -> Any:
+    given = ["preview", str(directory / "clicks.yaml"), *arguments]
+    return CliRunner().invoke(app, given, input=text, env={"COLUMNS": str(width)})
 
 
 def test_the_command_shows_counts_reasons_and_rows(sample: Path) -> None:
@@ -186,6 +188,18 @@ def test_the_command_shows_counts_reasons_and_rows(sample: Path) -> None:
     assert "first of key 180 90 . 90 ." in lines
     assert "1 rejected by parse: invalid_json: record 201: the value is not JSON" in lines
     assert lines[-3:] == ["record id user", "1 0 a", "3 1 a"]
+
+
+def test_a_row_that_is_too_wide_has_a_line_for_each_column(tmp_path: Path) -> None:
+    columns = "{name: id, column_name: id, column_type: Int64}, {name: user, column_name: the_user, column_type: String}"
+    (tmp_path / "clicks.yaml").write_text(re.sub(r"mapping:\n.*", f"mapping: [{columns}]\n", file(), flags=re.S))
+    user = "[b]" + "u" * 100 + "\nend"
+    records = "\n".join(json.dumps(record) for record in ({"id": 1, "user": user}, {"id": 2, "user": ""}))
+    narrow, wide = (run(tmp_path, "--input", "-", text=records, width=width).stdout.splitlines() for width in (80, 200))
+    escaped = user.replace("\n", "\\n")
+    at = narrow.index("2 rows for default.clicks:")
+    assert narrow[at + 1 :] == [" record 1", "   id        1", f"   the_user  {escaped}", " record 2", "   id        2", "   the_user"]
+    assert [line.split() for line in wide[-3:]] == [["record", "id", "the_user"], ["1", "1", escaped], ["2", "2"]]
 
 
 def test_one_record_is_explained_step_by_step(sample: Path) -> None:

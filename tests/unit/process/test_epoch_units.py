@@ -19,7 +19,8 @@ from pipelines.process.parse.step import ParsedField, parse
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.values import MACROS, is_sound, reading
 from pipelines.protocol.records import OVERSIZE_TYPE, POSITION_FIELDS
-from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
 
 PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}

@@ -21,12 +21,14 @@ import pipelines.process.join.outcomes
 import pipelines.process.join.rows
 import pipelines.process.join.sides
 from pipelines.connectors.sql import statement
-from pipelines.errors import StateDamagedError
+from pipelines.errors import InvariantError, StateDamagedError
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import Found, KeyedStore
+from pipelines.maintenance.kept_entries import check_kept
 from pipelines.process.dedup import KEY_COLUMNS
 from pipelines.process.join.sides import Side, Windows
 from pipelines.process.join.stores import JoinStores
+from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import CAUSE_COLUMNS, first_position, last_position
 
 HISTORIES = int(os.environ.get("TALLYFLOW_JOIN_HISTORIES", "150"))
@@ -247,6 +249,53 @@ def _differs(seed: int, memory: Path) -> bool:
 
 
 # -- state ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(0, HISTORIES, 50))
+def test_compactions_at_any_time_change_no_row(first: int, memory: Path) -> None:
+    """Of both stores, or of one alone, as a leg lists them."""
+    for seed in range(first, first + 50):
+        history = History.random(seed)
+        with TemporaryDirectory(dir=memory) as directory:
+            assert play(history, Path(directory), Random(seed), Random(-seed)) == model(history), seed
+
+
+def test_a_compaction_leaves_what_waits_and_newest_rights(tmp_path: Path) -> None:
+    case = JoinCase(tmp_path, Windows(100, 5))
+    case.run([Frame(0, ((LEFT, 1), (RIGHT, 9)))], 1, has_turn=False)
+    case.run([Frame(50, ((RIGHT, 1), (LEFT, 2), (LEFT, 3), (RIGHT, 2), (LEFT, 5)))], 2, has_turn=False)
+    case.run([Frame(100, ((LEFT, 4), (RIGHT, 2), (RIGHT, 5)))], 3, has_turn=False)
+    assert [[facts.rows for facts in listing] for listing in case.listings] == [[1, 2, 2], [1, 2, 1]]
+    case.compact(Random(3))
+    # Right 9 and left 1 have expired; left 5 has met a right record; of right 2 the newer one stays.
+    assert [[facts.rows for facts in listing] for listing in case.listings] == [[3], [2]]
+    _, rows = case.run([Frame(149, ((RIGHT, 3),))], 4, has_turn=False)
+    assert [(row.left, row.right) for row in rows] == [(at(2, 2), at(4))]
+
+
+@pytest.mark.parametrize("store", ["rights", "lefts"])
+def test_an_entry_that_a_compaction_loses_or_changes_is_noticed(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = JoinCase(tmp_path, Windows(100, 100))
+    for sequence in (1, 2):
+        case.run([Frame(sequence, ((LEFT, sequence), (RIGHT, sequence + 2), (LEFT, sequence)))], sequence)
+    case.stores.open(*case.listings)
+    found = getattr(case.stores, store)
+    whole = found.merged
+
+    def lost(*given: Any, **named: Any) -> Any:
+        return whole(*given, **named).take(slice(1, None))
+
+    def changed(*given: Any, **named: Any) -> Any:
+        entries = whole(*given, **named)
+        assert entries.payload is not None
+        return replace(entries, payload=entries.payload.take(pa.array([*range(1, len(entries)), 0])))
+
+    for mistake in (lost, changed):
+        monkeypatch.setattr(found, "merged", mistake)
+        with pytest.raises(InvariantError, match=r"a live entry of .* is not in the new segment"):
+            check_kept(found, found.compact(NEVER, 0), NEVER)
+    monkeypatch.setattr(found, "merged", whole)
+    assert check_kept(found, found.compact(NEVER, 0), NEVER) == sum(facts.rows for facts in found.live)
 
 
 def many(case: JoinCase, count: int) -> None:

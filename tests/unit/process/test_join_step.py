@@ -39,7 +39,7 @@ def engine() -> Iterator[Engine]:
 
 
 def step(**changes: Any) -> Join:
-    return Join.of_sources(JoinOfFile.model_validate(GLASSFLOW | changes), TYPES)
+    return Join.of_sources(JoinOfFile.model_validate(GLASSFLOW | changes), TYPES, {source: {} for source in TYPES})
 
 
 def table(columns: dict[str, pa.Array], sequence: int) -> pa.Table:

@@ -425,7 +425,7 @@ def oracle(text: str, fields: list[tuple[str, str]]) -> list[Any] | tuple[str, s
         if value is None:
             values.append(None)
             continue
-        right: dict[str, Any] = {"string": str, "bytes": str, "bool": bool, "array": list, "object": dict, "map": dict}
+        right: dict[str, Any] = {"string": str, "bytes": str, "bool": bool, "array": list, "object": dict, "map": dict, "any": object}
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if kind in right:
             if not isinstance(value, right[kind]):

@@ -58,7 +58,7 @@ def program(*shared: Step, crm: Sequence[Step] = (), shop: Sequence[Step] = ()) 
 def frame(sequence: int, source: str, *values: dict[str, Any], seconds: int = 0, partition: int = 0) -> Arrived:
     held = records(partition, [json.dumps(value).encode() for value in values], first=10 * sequence)
     at = START + timedelta(seconds=seconds)
-    headers = {HEADER_TOPIC: source, HEADER_PARTITION: str(partition), "Tf-Rows": str(held.num_rows)}
+    headers = {HEADER_TOPIC: source, HEADER_PARTITION: str(partition), "Tf-Rows": str(held.num_rows), "Tf-Last": "0"}
     return Arrived(Message(NAMES.raw(source, partition), sequence, at, encode_frame(held), headers), microseconds(at))
 
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pipelines.process.mapping import composites
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput
-from pipelines.types.columns import arrow_type, parse_type
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import ParsedField
 
@@ -261,13 +262,34 @@ def test_message_names_column_and_type_but_no_value() -> None:
     ]
     assert one('{"a":{"b":[[]]}}', "object", "Tuple(a Tuple(b Array(Int8)))") == (
         "wrong_type",
-        "member a: member b: an element: expected int64, found an array",
+        "member a: member b: an element: expected Int8, found an array",
     )
     assert one('{"a":{"b":["s3cret"]}}', "object", "Tuple(a Tuple(b Array(Int8)))") == (
         "invalid_value",
         "member a: member b: an element: the string is no integer",
     )
     assert one('{"a":"7","b":2}', "object", "Tuple(a Int8, b String)")[1] == "member b: expected string, found an integer"
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "value", "message"),
+    [
+        ("array", "Array(UInt16)", "[70000]", "an element: the integer does not fit UInt16"),
+        ("array", "Array(UInt16)", "[-1]", "an element: the number does not fit UInt16"),
+        ("array", "Array(UInt16)", "[1.5]", "an element: expected UInt16, found a number"),
+        ("array", "Array(Nullable(Int8))", f"[{2**64}]", "an element: the number does not fit Nullable(Int8)"),
+        ("array", "Array(Float32)", "[1e400]", "an element: the number does not fit Float32"),
+        ("array", "Array(Float32)", "[true]", "an element: expected Float32, found a boolean"),
+        ("array", "Array(Bool)", "[1]", "an element: expected Bool, found an integer"),
+        ("array", "Array(Decimal(9, 2))", "[true]", "an element: expected Decimal(9, 2), found a boolean"),
+        ("array", "Array(Date)", "[1]", "an element: expected string, found an integer"),
+        ("object", "Map(String, UInt8)", '{"k":-1}', "the value of a key: the number does not fit UInt8"),
+        ("object", "Tuple(a UInt32)", '{"a":-1}', "member a: the number does not fit UInt32"),
+        ("array", "Tuple(UInt32)", "[-1]", "element 1: the number does not fit UInt32"),
+    ],
+)
+def test_a_fault_inside_names_the_type_of_the_table(source: str, column: str, value: str, message: str) -> None:
+    assert one(value, source, column)[1] == message
 
 
 @pytest.mark.parametrize("column", ["Int8", "String", "UUID", "DateTime", "Decimal(5, 2)", "IPv4"])

@@ -61,7 +61,7 @@ def test_the_command_says_that_a_pair_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["text"], "no source type 'text'"), (["--column", "Dynamic"], "no column type 'Dynamic'")]
+    ("arguments", "message"), [(["text"], "no source type 'text'"), (["--column", "Nothing"], "no column type 'Nothing'")]
 )
 def test_an_unknown_type_is_named(arguments: list[str], message: str) -> None:
     code, shown = run(*arguments)

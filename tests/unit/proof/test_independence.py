@@ -26,8 +26,8 @@ EXCEPTIONS = {
     "pipelines.process.steps.dedup": ({"Dedup"}, "the settings of the step, read from the ledger"),
     "pipelines.process.steps": ({"Step"}, "the type of a step's settings; the statement of a step is found by its name"),
     "pipelines.process.watermarks": (
-        {"IDLE_RECORDS"},
-        "a constant of the definition of watermarks; the reference computes its own in SQL",
+        {"IDLE_RECORDS", "PARTITIONS_OF_A_SOURCE"},
+        "constants of the definition of watermarks; the reference computes its own in SQL",
     ),
     "pipelines.connectors.kafka.client": ({"map_error"}, "the class of an error, no record"),
 }
@@ -41,6 +41,10 @@ PROOFS = (
 
 READS_WITH_THE_PATH = {
     "pipelines.proof.put_back": "computes rows by the stages that made them, and verifies them afterwards",
+    "pipelines.proof.made_ranges": "compares programs, and proves nothing",
+    "pipelines.proof.remakable": "looks at the table through the connectors, and proves nothing",
+    "pipelines.proof.rows_anew": "computes rows by the stages that made them; a verification proves them",
+    "pipelines.proof.reprocess": "replaces rows through the connectors; a verification proves them",
     "pipelines.proof.checks.run": "asks ClickHouse and Kafka through the connectors: a check is a look, no proof",
 }
 """Modules of the room that claim no independence, and say so."""

@@ -22,6 +22,8 @@ from pipelines.protocol.bodies import (
     RawTail,
     RedriveDone,
     RedrivePlan,
+    ReprocessDone,
+    ReprocessPlan,
     SinkDone,
     SinkPlan,
     Waiting,
@@ -43,7 +45,9 @@ WHOLE: dict[str, list[Any]] = {
         IngestDone(start={"0": 1}, to={"0": 5}, tails={"0": RawTail(4, -1)}, rest={"1": 9}, **COUNTS),
     ],
     "process": [
-        ProcessPlan(start=3, to=6, config="0123456789abcdef", poison=((5, 1, "parse", "ends"),), lookups=SNAPSHOTS),
+        ProcessPlan(
+            start=3, to=6, config="0123456789abcdef", poison=((5, 1, "parse", "ends"),), lookups=SNAPSHOTS, times=((4, -1, NEVER, 0),)
+        ),
         ProcessDone(
             start=3,
             to=6,
@@ -77,6 +81,10 @@ WHOLE: dict[str, list[Any]] = {
     "redrive": [
         RedrivePlan(start=1, to=2, action="enter", letters=((7, ((0, 1), (4, 4))),), reason="old", records="c2VjcmV0"),
         RedriveDone(start=1, to=2, **COUNTS),
+    ],
+    "reprocess": [
+        ReprocessPlan(start=1, to=2, first=3, last=6, config="v1", table="db.t", rows=2, positions="eJwDAAAAAAE="),
+        ReprocessDone(start=1, to=2, first=3, last=6, config="v1", **COUNTS),
     ],
 }
 BODIES = [pytest.param(leg, body, id=type(body).__name__) for leg, bodies in WHOLE.items() for body in bodies]

@@ -25,6 +25,7 @@ import pipelines.process.join.outcomes
 import pipelines.process.joining
 import pipelines.process.ticks
 import pipelines.protocol.purge
+import pipelines.protocol.ticks
 from pipelines.errors import HaltError, UndecidedError
 from pipelines.key_store.segments import RunFacts
 from pipelines.key_store.store import Found, KeyedStore
@@ -329,7 +330,7 @@ def test_without_a_mistake_these_histories_are_sound() -> None:
 
 
 def appends_whatever_is_there(log: ModelLog, names: Names) -> None:
-    log.store(names.tick(), pipelines.process.ticks._TICK, pipelines.process.ticks._HEADERS, None)
+    log.store(names.tick(), pipelines.protocol.ticks._TICK, pipelines.protocol.ticks._HEADERS, None)
 
 
 def test_ticks_too_many_change_no_account(monkeypatch: Patch) -> None:

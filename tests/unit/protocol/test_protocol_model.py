@@ -338,7 +338,7 @@ def test_purge_floors_of_two_sinks_that_are_mixed_up_are_found(
 ) -> None:
     monkeypatch.setattr(place, mistake)
     with pytest.raises((AssertionError, DataLossError)):
-        second_sink_behind(max_calls=6000)
+        second_sink_behind(max_calls=2400)
 
 
 def writes_for_each_sink_what_the_first_takes(self: MapToTables, rows: pa.Table, leg: str) -> pa.Table:

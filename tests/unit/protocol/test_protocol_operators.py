@@ -166,7 +166,7 @@ def test_a_sink_that_sends_what_was_given_up_is_found(monkeypatch: pytest.Monkey
     """The command died between its decision and the letters."""
     monkeypatch.setattr("pipelines.sink.leg.abandoned_rows", lambda *_: None)
     with pytest.raises(AssertionError):
-        found_in(2)
+        found_in(36)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class SeesNoPlan(Chain):
 def test_a_reset_that_passes_an_old_runners_arrivals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.maintenance.inspect.Chain", SeesNoPlan)
     with pytest.raises((AssertionError, FencedError)):
-        found_in(45)
+        found_in(29)
 
 
 def test_a_process_leg_that_forgets_resets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.bodies import (
     CHAINS,
     REDRIVE_CHAIN,
+    REPROCESS_CHAIN,
     IngestDone,
     IngestPlan,
     ProcessDone,
@@ -20,6 +21,8 @@ from pipelines.protocol.bodies import (
     RawTail,
     RedriveDone,
     RedrivePlan,
+    ReprocessDone,
+    ReprocessPlan,
     SinkDone,
     SinkPlan,
     Waiting,
@@ -155,6 +158,19 @@ def test_raw_frames_of_unconfirmed_joined_rows_stay() -> None:
     made.confirm(6)
     made.purge("process", timedelta(0)).by_age()
     assert made.held(RAW) == [5, 6, 7]
+
+
+def test_raw_frames_of_rows_that_are_being_made_anew_stay() -> None:
+    made = Pipeline()
+    made.hours(6)
+    chain = Chain(made.log, NAMES, REPROCESS_CHAIN, 1)
+    chain.open()
+    chain.plan(ReprocessPlan(start=0, to=1, first=3, last=4, config="v", table="db.t", rows=2))
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [2, 3, 4, 5, 6]
+    chain.done(ReprocessDone(start=0, to=1, first=3, last=4, config="v"))
+    made.purge("process", timedelta(0)).by_age()
+    assert made.held(RAW) == [6]
 
 
 def test_ticks_go_like_other_frames() -> None:

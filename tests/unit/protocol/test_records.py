@@ -28,6 +28,21 @@ from pipelines.testing import FIRST_INSTANT, records
 KEYED = records(2, [b'{"a":1}', None], first=40, keys=[b"k", None], headers=[[(b"h", b"1"), (b"h", None)], None])
 
 
+def test_a_frame_of_some_rows_holds_no_values_of_others() -> None:
+    """Arrow writes all values of a union for a slice from its first row."""
+    longs = ["".join(hashlib.sha512(f"{number}.{part}".encode()).hexdigest() for part in range(64)) for number in range(2)]
+    texts = pa.array([*longs, None])
+    union = pa.UnionArray.from_dense(pa.array([0, 0, 0], pa.int8()), pa.array([0, 1, 2], pa.int32()), [texts, pa.array([], pa.int64())])
+    for column in (union, pa.ListArray.from_arrays([0, 1, 2, 3], union), pa.StructArray.from_arrays([union], names=["a"])):
+        rows = pa.table({"c": column})
+        for first in range(3):
+            payload = encode_frame(rows.slice(first, 1))
+            assert decode_frame(payload).to_pylist() == rows.slice(first, 1).to_pylist()
+            assert len(payload) < len(longs[0]) + 2048, first
+    nothing = rows.filter(pa.array([False] * 3))
+    assert decode_frame(encode_frame(nothing)).schema == rows.schema
+
+
 def positions(*rows: tuple[int, int, int]) -> pa.Table:
     sequence, ordinal, emit = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {"_tf_sequence": pa.array(sequence, pa.uint64()), "_tf_ordinal": pa.array(ordinal, pa.uint32())}

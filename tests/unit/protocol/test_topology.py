@@ -15,7 +15,7 @@ from pipelines.protocol import bodies, outcomes, topology
 from pipelines.protocol.bodies import IngestDone, IngestPlan, ProcessDone, ProcessPlan, RawTail, SinkDone, SinkPlan
 from pipelines.protocol.lease import acquire_all, leg_lock
 from pipelines.protocol.ledger import Chain, read_chain
-from pipelines.protocol.naming import PUT_BACK, REDRIVE, Names, leg_token
+from pipelines.protocol.naming import PUT_BACK, REDRIVE, REPROCESS, Names, leg_token
 from pipelines.protocol.purge import Purge
 from pipelines.protocol.tally import tally
 from pipelines.protocol.topology import DEAD_LETTERS, KINDS, LegId, Topology, for_every_kind, in_data_order, is_token
@@ -96,7 +96,7 @@ def test_every_further_source_and_sink_has_its_name() -> None:
 
 
 def test_no_two_legs_share_a_subject_or_a_lock(tmp_path: Path) -> None:
-    others = [NAMES.chain(REDRIVE), NAMES.lease(REDRIVE), NAMES.lease(PUT_BACK), NAMES.compaction()]
+    others = [NAMES.chain(REDRIVE), NAMES.chain(REPROCESS), NAMES.lease(REDRIVE), NAMES.lease(PUT_BACK), NAMES.compaction()]
     subjects = [*(NAMES.chain(leg) for leg in TWO.legs), *(NAMES.lease(leg) for leg in TWO.legs), *others]
     assert len({*subjects}) == len(subjects)
     assert len({leg_lock(tmp_path, leg).lock_file for leg in TWO.legs}) == len(TWO.legs)
@@ -340,7 +340,7 @@ def test_a_kind_that_a_module_does_not_know_fails_at_import(name: str, monkeypat
 
 
 def test_a_token_leaves_other_names_as_they_are() -> None:
-    assert [leg_token(name) for name in (REDRIVE, PUT_BACK)] == [REDRIVE, PUT_BACK]
+    assert [leg_token(name) for name in (REDRIVE, REPROCESS, PUT_BACK)] == [REDRIVE, REPROCESS, PUT_BACK]
 
 
 LETTERS = LegId(DEAD_LETTERS, "rejected")

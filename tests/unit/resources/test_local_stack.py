@@ -1,18 +1,19 @@
 import json
 import stat
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pipelines.home import default_home
 from pipelines.private import private_directory
-from resources.local.cli import app
+from resources.local.cli import _table, app
 from resources.local.errors import LocalServerError
 from resources.local.nats import Nats
 from resources.local.passwords import keep_passwords, read_passwords
-from resources.local.server import Patience
+from resources.local.server import Patience, ServerStatus
 from resources.local.stack import Addresses, LocalStack
 
 ADDRESSES = Addresses("127.0.0.1:21001", "k-secret", "127.0.0.1:21002", "n-secret", "127.0.0.1", 21003, "default", "it's $ecret")
@@ -154,3 +155,13 @@ def test_purge_asks_first(tmp_path: Path) -> None:
     assert (tmp_path / "servers" / "nats").exists()
     assert CliRunner().invoke(app, ["down", "--purge", "--yes", "--home", str(tmp_path)]).exit_code == 0
     assert not (tmp_path / "servers" / "nats").exists()
+
+
+def test_the_table_of_servers_fits_a_terminal_of_80_columns() -> None:
+    since = datetime.now(UTC) - timedelta(days=3, hours=23, minutes=5)
+    status = ServerStatus("clickhouse", "unhealthy", "127.0.0.1:31999", 4_194_303, "26.9.2.1", since, 2_000 * 2**20)
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(_table([status]))
+    row = next(line for line in shown.get().splitlines() if "clickhouse" in line)
+    assert row.split() == ["clickhouse", "unhealthy", "4194303", "127.0.0.1:31999", "26.9.2.1", "3", "d", "23", "h", "2000", "MiB"]

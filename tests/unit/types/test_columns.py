@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_type, quote_identifier, quote_string, value_type
+from pipelines.types.arrow_types import arrow_type
+from pipelines.types.columns import ColumnType, EnumMember, parse_type, quote_identifier, quote_string, value_type
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,12 @@ from pipelines.types.columns import ColumnType, EnumMember, arrow_type, parse_ty
             "SimpleAggregateFunction(any, LowCardinality(Nullable(String)))",
             "SimpleAggregateFunction(any, LowCardinality(Nullable(String)))",
         ),
+        ("Variant(String, Int8, Array(String))", "Variant(Array(String), Int8, String)"),
+        ("Dynamic( max_types = 8 )", "Dynamic(max_types=8)"),
+        ("Dynamic(max_types=32)", "Dynamic"),
+        ("Nested(a Int8, `b` Nested(c String))", "Nested(a Int8, b Nested(c String))"),
+        ("QBit(Float32,3)", "QBit(Float32, 3)"),
+        ("Nullable(IntervalDay)", "Nullable(IntervalDay)"),
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -59,12 +66,22 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("", 1, "a type name"),
         ("Strin", 1, "a supported type, got 'Strin'"),
         ("string", 1, "a supported type, got 'string'"),
-        ("Nested(a String)", 1, "a supported type, got 'Nested'; use Array(Tuple(name Type, ...))"),
-        ("Array(Dynamic)", 7, "JSON takes any object"),
-        ("Variant(String, Int8)", 1, "String the text of any value"),
-        ("BFloat16", 1, "use Float32"),
+        ("Nested(String)", 7, "a name for every column of the Nested"),
+        ("Nullable(Nested(a String))", 9, "a type that can be Nullable"),
+        ("Nullable(Dynamic)", 9, "a type that can be Nullable"),
+        ("Dynamic(max_types=255)", 19, "a number of types between 0 and 254"),
+        ("Dynamic(types=1)", 9, "max_types"),
+        ("Variant(String, UUID)", 8, "members of a Variant that differ in JSON"),
+        ("Variant(String, Nullable(Int8))", 8, "got Nullable(Int8)"),
+        ("Variant(Int8, String, Int64)", 8, "one member of a Variant for whole numbers"),
+        ("Variant(Array(Float32), Array(Float64))", 8, "one member of a Variant for arrays of numbers"),
+        ("LowCardinality(BFloat16)", 15, "a type that can be LowCardinality"),
+        ("Map(BFloat16, Int8)", 4, "a type that can be a Map key"),
+        ("Array(Geometry)", 7, "only a whole column can be a Geometry"),
+        ("Array(QBit(Float32, 3))", 7, "only a whole column can be a QBit"),
+        ("QBit(String, 3)", 6, "an element of QBit"),
         ("Time64(10)", 8, "a precision between 0 and 9"),
-        ("IntervalDay", 1, "use Int64"),
+        ("IntervalFortnight", 1, "a supported type, got 'IntervalFortnight'"),
         ("AggregateFunction(sum, Int8)", 1, "let a materialized view fill it"),
         ("Array(SimpleAggregateFunction(sum, Int8))", 7, "only a whole column"),
         ("SimpleAggregateFunction(1, Int8)", 25, "an aggregate function"),

@@ -13,8 +13,8 @@ struct ArrowArray {
 };
 
 /* In the order of native_reader.py. */
-enum kind { STRING, BOOLEAN, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FLOAT32, FLOAT64, ARRAY, OBJECT, DECIMAL };
-enum { KINDS = DECIMAL + 1 };
+enum kind { STRING, BOOLEAN, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FLOAT32, FLOAT64, ARRAY, OBJECT, DECIMAL, ANY };
+enum { KINDS = ANY + 1 };
 static const size_t WIDTHS[KINDS] = {0, 0, 1, 2, 4, 8, 1, 2, 4, 8, 4, 8, 0, 0, 0};
 
 /* A value of the row that is being read. */
@@ -68,7 +68,7 @@ static bool put(column *c, int64_t row, const slot *v) {
             return true;
         case FLOAT32: ((float *)c->values)[row] = v ? (float)v->as.number : 0; return true;
         case FLOAT64: ((double *)c->values)[row] = v ? v->as.number : 0; return true;
-        case STRING: case ARRAY: case OBJECT: case DECIMAL:
+        case STRING: case ARRAY: case OBJECT: case DECIMAL: case ANY:
             if (v && !put_text(c, v)) return false;
             c->offsets[row + 1] = (int32_t)c->used;
             return true;

@@ -141,8 +141,9 @@ static const uint8_t *read_slot(reader *r, const uint8_t *p, slot *v) {
             v->as.integer = *p == 't';
             return *p == 't' ? read_word(p, r->in.end, "true", 4) : read_word(p, r->in.end, "false", 5);
         case FLOAT32: case FLOAT64: return read_float(r, p, v);
-        case ARRAY: case OBJECT: case DECIMAL:
-            if (v->kind == DECIMAL ? *p != '"' && *p != '-' && !is_digit(p, r->in.end) : *p != (v->kind == ARRAY ? '[' : '{')) return NULL;
+        case ARRAY: case OBJECT: case DECIMAL: case ANY:
+            if (v->kind == DECIMAL && *p != '"' && *p != '-' && !is_digit(p, r->in.end)) return NULL;
+            if ((v->kind == ARRAY && *p != '[') || (v->kind == OBJECT && *p != '{')) return NULL;
             v->text = p;
             if (!(p = read_value(&r->in, p, 0, true, &marks))) return NULL;
             v->bytes = (size_t)(p - v->text);

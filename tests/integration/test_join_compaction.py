@@ -1,0 +1,149 @@
+"""Compaction of the stores of a join: beside a stopped pipeline and a running one, killed, and in the middle of what it joins."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.dagster_case import dagster_case, failure, metadata
+from support.dedup_case import listed_files, run_files
+from support.join_pipeline import JoinPipeline, processed
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+
+from pipelines.protocol.failpoints import VARIABLE
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+STORES = {"join-right", "join-left", "dedup-left", "dedup-right"}
+
+
+def answer(case: PipelineCase, command: str) -> Any:
+    ended = case.invoke(command, str(case.file), "--json")
+    assert ended.exit_code == 0, ended.output
+    return json.loads(ended.stdout)
+
+
+def entries(case: PipelineCase) -> dict[str, int]:
+    return {store["store"]: store["entries"] for store in answer(case, "state")["stores"]}
+
+
+def both_sides(pipeline: JoinPipeline) -> None:
+    """Events of 0 to 79 that wait, a copy among them; names of 0 to 49; names of 20 to 49 again: 50 to 79 wait on."""
+    for source, ids, text in (("events", [*range(80), 3], "n"), ("names", range(50), "n"), ("names", range(20, 50), "later ")):
+        pipeline.send(source, ids, text)
+        pipeline.case.warm_run()
+
+
+@pytest.mark.parametrize("copies", [None, ("1h", "1h")], ids=["join", "dedup and join"])
+def test_a_compaction_forgets_what_is_joined_or_replaced(case: PipelineCase, copies: tuple[str, str] | None) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=copies)
+    both_sides(pipeline)
+    before, rows = entries(case), pipeline.rows()
+    assert (before["join-left"], before["join-right"]) == (80 if copies else 81, 80)
+    report = answer(case, "compact")
+    assert {one["outcome"] for one in report} <= {"listed", "unchanged"}
+    keys = {"dedup-left": 80, "dedup-right": 80} if copies else {}
+    assert entries(case) == {"join-left": 30, "join-right": 50, **keys}
+    live = {store: sum(one["live_keys"] for one in report if one["store"] == store) for store in entries(case)}
+    assert live == entries(case)
+    assert run_files(case) == listed_files(case)
+    assert {one["outcome"] for one in answer(case, "compact")} == {"unchanged"}
+    pipeline.send("names", [60, 61], "at last ")
+    pipeline.send("events", [0, 79, 90])
+    case.warm_run()
+    joined = {(60, "at last 60", 60.5), (61, "at last 61", 61.5)} | (set() if copies else {(0, "n0", 0.5)})
+    assert {*pipeline.rows()} == {*rows} | joined
+    counts = pipeline.account()
+    assert counts["waiting"] == processed(case).outcomes["waiting in the join"] == (29 if copies else 30)
+
+
+def test_entries_whose_window_has_ended_go(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, windows=("1s", "1s"), copies=("1s", "1s"))
+    pipeline.send("names", range(20))
+    pipeline.send("events", range(10, 30))
+    case.warm_run()
+    # A frame behind all windows: the log's clock has passed them.
+    wait_until(lambda: "waiting in the join" not in drained(case), "the end of the windows")
+    pipeline.send("names", [100])
+    case.warm_run()
+    answer(case, "compact")
+    assert entries(case) == {"join-left": 0, "join-right": 1, "dedup-left": 0, "dedup-right": 1}
+    assert run_files(case) == listed_files(case)
+    pipeline.send("events", [5, 6])
+    case.warm_run()
+    assert pipeline.account()["joined"] == 10
+
+
+def drained(case: PipelineCase) -> dict[str, int]:
+    case.warm_run()
+    return processed(case).outcomes
+
+
+def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    both_sides(pipeline)
+    pipeline.send("events", range(80, 100))
+    case.warm_run()
+    process = case.start_plain()
+    case.wait_ready(process)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(case.fork("compact", str(case.file), "--json").communicate, PATIENCE_SECONDS)
+        sent = 100
+        while not asked.done():
+            pipeline.send("events", range(sent, sent + 20))
+            pipeline.send("names", range(sent + 10, sent + 30))
+            sent += 20
+    said, failed = asked.result()
+    report = json.loads(said)
+    assert {one["store"] for one in report if one["outcome"] == "listed"} == STORES, failed
+    read = 181 + (sent - 100) * 2
+    wait_until(lambda: processed(case).rows_in == read, "the end of the backlog")
+    process.terminate()
+    assert process.wait() == 0
+    assert run_files(case) == listed_files(case)
+    case.warm_run()
+    assert pipeline.account()["waiting"] == processed(case).outcomes["waiting in the join"]
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["stopped", "beside a runner"])
+def test_a_killed_compaction_changes_nothing(case: PipelineCase, is_running: bool) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    both_sides(pipeline)
+    before = listed_files(case)
+    process = case.start_plain() if is_running else None
+    if process is not None:
+        case.wait_ready(process)
+    killed = case.fork("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
+    assert killed.wait(PATIENCE_SECONDS) == -9
+    assert listed_files(case) == before < run_files(case)
+    pipeline.send("names", range(45, 60), "at last ")
+    if process is not None:
+        wait_until(lambda: processed(case).rows_in == 176, "the end of the backlog")
+        process.terminate()
+        assert process.wait() == 0
+    case.warm_run()
+    assert run_files(case) == listed_files(case)
+    assert pipeline.account()["waiting"] == 20
+
+
+def test_a_range_that_was_begun_is_finished_after_a_compaction(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    both_sides(pipeline)
+    pipeline.send("names", range(45, 60), "at last ")
+    assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
+    assert {one["outcome"] for one in answer(case, "compact")} <= {"listed", "unchanged"}
+    case.warm_run()
+    assert run_files(case) == listed_files(case)
+    assert pipeline.account()["waiting"] == 20
+
+
+def test_the_stores_of_a_join_are_compacted_by_an_asset(case: PipelineCase) -> None:
+    pipeline = JoinPipeline(case, case.addresses)
+    both_sides(pipeline)
+    with dagster_case(case) as dagster:
+        result = dagster.job("compact")
+        assert result.success, failure(result)
+        found = metadata(result)["join_compaction"]
+        stored = metadata(dagster.materialize("join_stores"))["join_stores"]
+    assert (found["keys_before"], found["keys_after"], found["live_keys_found"]) == (161, 80, 80)
+    assert "| join-left |" in found["buckets"]
+    assert (stored["entries"], stored["waiting_records"]) == (80, 30)

@@ -1,0 +1,16 @@
+"""A Kafka producer that raises what it could not deliver: `flush` returns 0 for failed records, too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+
+def make_producer(client: Mapping[str, Any], **settings: Any) -> Producer:
+    """One that waits for all replicas and keeps the order; `poll` and `flush` raise KafkaException for a record that failed."""
+    return Producer({"log_level": 0, **client, "linger.ms": 5, "acks": "all", "max.in.flight": 1, "on_delivery": _raise_failed, **settings})
+
+
+def _raise_failed(error: KafkaError | None, _: Message) -> None:
+    if error is not None:
+        raise KafkaException(error)
