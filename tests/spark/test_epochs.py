@@ -65,7 +65,13 @@ BORDERS = 4
 
 
 class Held(Scaling):
-    """So many lanes, whatever the load is: a busy machine would add some before the border that ends the others."""
+    """So many lanes, whatever the load is: a busy machine would add some before the border that ends the others.
+
+    The test changes it in place: the runner, which writes back what it has read, would undo a new one.
+    """
+
+    def hold(self, lanes: int) -> None:
+        object.__setattr__(self, "lanes", lanes)
 
     def next(self, now: Mark, working: int, most: int, limits: Limits = LIMITS) -> Scaling:
         return self
@@ -91,6 +97,7 @@ def test_legs_work_on_across_a_border_that_adds_lanes(case: PipelineCase, sessio
     case.create_topic()
     runner = case.warm_runner(until_caught_up=False)
     engine = runner._engine = WatchedEngine(session)
+    engine.scaling = held = Held()
     thread = case.in_background(runner)
     coordinator = runner.coordinator
     assert coordinator is not None
@@ -102,11 +109,11 @@ def test_legs_work_on_across_a_border_that_adds_lanes(case: PipelineCase, sessio
             begun = time.time()
             case.wait_count(case.count() + 1500)
             quiet.append((begun, time.time()))
-            engine.made.scaling = Held(2)
+            held.hold(2)
             begun = time.time()
             wait_until(lambda: coordinator.lanes == 2, "two lanes")
             spans.append((begun, time.time()))
-            engine.made.scaling = Held()
+            held.hold(0)
             wait_until(lambda: coordinator.lanes == 0, "no lane")
     wait_until(lambda: case.count() == case.good, "all rows")
     assert {leg.lease.holder.epoch for leg in runner.legs.values()} == {1}, "no leg was taken over"
