@@ -13,7 +13,7 @@ from pipelines.config import PipelineConfig, load
 from pipelines.errors import ConfigurationError, Fault, TallyflowError
 from pipelines.home import default_home
 from pipelines.protocol.naming import Names
-from pipelines.runner.preflight import check_supported, check_types
+from pipelines.runner.file_checks import check_file
 from pipelines.shipped import shipped
 
 DIRECTORY_VARIABLE = "TALLYFLOW_PIPELINES"
@@ -107,8 +107,7 @@ def read_pipeline_files(
     for path in (one for one in _files(directory) if one.name not in skip and not one.is_relative_to(home)):
         try:
             pipeline = Pipeline(path, load(path, environment), key_prefix)
-            check_supported(pipeline.config)
-            check_types(pipeline.config)
+            check_file(pipeline.config)
             if pipeline.key in by_key:
                 raise ConfigurationError(str(path), [_same_key(pipeline, by_key[pipeline.key])])
         except TallyflowError as error:

@@ -13,8 +13,9 @@ from enum import Enum
 import pyarrow as pa
 
 from pipelines.connectors.nats.client import merged
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.nats.errors import too_large
-from pipelines.connectors.nats.streams import StreamState, check_contiguous
+from pipelines.connectors.nats.streams import StreamState
 from pipelines.errors import ConflictError, RetryableError
 from pipelines.protocol import frame_bodies
 from pipelines.protocol.codec import Count, Form, Text

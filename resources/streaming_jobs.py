@@ -50,7 +50,8 @@ from pipelines.home import default_home
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId, Topology, in_data_order
-from pipelines.runner.preflight import check_shape, check_supported, check_types
+from pipelines.runner.file_checks import check_file
+from pipelines.runner.preflight import check_shape
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.local_servers import local_servers_for
@@ -262,8 +263,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     def _check_startable(self, path: Path) -> None:
         """Check the file before the runners are stopped: raise ConfigurationError or HaltError for a file that no start would take."""
         config = self.config(path)
-        check_supported(config)
-        check_types(config)
+        check_file(config)
         log = JetStream(config.nats)
         # A restart may be the answer to an outage: then the start checks again.
         with suppress(RetryableError), closing(log):

@@ -134,11 +134,10 @@ def _asked(
     from pipelines.edits.apply import steps
     from pipelines.edits.plan import plan_edit
     from pipelines.proof.made_ranges import Made
-    from pipelines.runner.preflight import check_functions, check_supported, check_types
+    from pipelines.runner.file_checks import check_file, check_functions
 
     config = load(file)
-    check_supported(config)
-    check_types(config)
+    check_file(config)
     check_functions(config)
     before, _ = as_it_ran(file, config)
     directory = directory_of(config)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import psutil
 import typer
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pipelines.cli.arguments import err, errors_as_exit, out
 from pipelines.config import load
@@ -139,6 +138,8 @@ def _servers(home: Path, own_servers: bool) -> Iterator[dict[str, str]]:
 
 def _give_orders(environment: Mapping[str, str]) -> None:
     """Produce sample orders to the topic of the example while the topic is empty."""
+    from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
     from pipelines.connectors.kafka.client import KafkaTopic
     from pipelines.connectors.kafka.settings import client_settings
     from pipelines.demo.events import Recipe
@@ -147,19 +148,17 @@ def _give_orders(environment: Mapping[str, str]) -> None:
     source = only_source(load(_EXAMPLE, environment))
     connection = client_settings(source)
     ensure_topic(connection, source.topic, 4)
-    if _is_empty(KafkaTopic(source)):
+    # A topic that was just created has no leaders yet.
+    retrying = Retrying(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
+    if retrying(_is_empty, KafkaTopic(source)):
         made = produce(connection, source.topic, Recipe(duplicate_share=0.1, bad_share=0.001), _SAMPLE_ORDERS)
         out.print(
             f"produced {made.produced:,} orders to topic {made.topic}: 1 in 10 is a copy, 1 in 1,000 is broken on purpose", highlight=False
         )
 
 
-@retry(retry=retry_if_exception_type(RetryableError), wait=wait_fixed(0.5), stop=stop_after_delay(60), reraise=True)
 def _is_empty(topic: "KafkaTopic") -> bool:
-    """Return whether the topic holds no record.
-
-    Retries: a topic that was just created has no leaders yet.
-    """
+    """Return whether the topic holds no record."""
     partitions = topic.facts().partitions
     return topic.ends(partitions) == topic.starts(partitions)
 

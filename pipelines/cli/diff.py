@@ -12,8 +12,8 @@ from rich.table import Table
 
 from pipelines.cli.apply import show_edit
 from pipelines.cli.arguments import AsJson, as_it_ran, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, asks_for_tables, opened_raw
-from pipelines.config import PipelineConfig, load
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for, opened_raw
+from pipelines.config import PipelineConfig
 from pipelines.counts import count_of
 from pipelines.errors import NotSupportedError
 
@@ -72,11 +72,11 @@ def diff(
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit(failure=2):
-        edited = load(new or old, offline=not asks_for_tables(new or old))
+        edited = load_for(new or old, needs_servers=False)
         if new is None:
             config, _ = as_it_ran(old, edited)
         else:
-            config = load(old, offline=not (sample.needs_servers or asks_for_tables(old)))
+            config = load_for(old, sample.needs_servers)
         programs = declared_program(config), declared_program(edited)
         if any(program.join is not None for program in programs):
             raise NotSupportedError("comparing files with a join is not supported yet; try the cases of both with `tallyflow test`")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 
 from pipelines.cli.arguments import err, out
 from pipelines.shipped import shipped
@@ -55,6 +54,8 @@ def docs(
     words: Annotated[list[str], typer.Argument(help="Words to look for; all must stand in a section.")],
 ) -> None:
     """Look words up in the documentation: shows the section that fits best, and names the others. Connects to nothing."""
+    from rich.markdown import Markdown
+
     wanted = [word.lower() for word in words]
     directory = shipped("docs")
     ranked = [(rank, section) for section in sections(directory) if (rank := section.rank(wanted))]

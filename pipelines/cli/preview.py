@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, asks_for_tables
-from pipelines.config import PipelineConfig, load
+from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for
+from pipelines.config import PipelineConfig
 
 if TYPE_CHECKING:
     from pipelines.preview.run import Preview, Traced
@@ -56,7 +56,7 @@ def preview(
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
     with errors_as_exit():
-        config = load(file, offline=not (sample.needs_servers or against_table or asks_for_tables(file)))
+        config = load_for(file, sample.needs_servers or against_table)
         program = _program_of_tables(config) if against_table else declared_program(config)
         program = with_tables(program, config)
         with sample.frames(config) as frames:
@@ -73,7 +73,7 @@ def preview(
 
 def _program_of_tables(config: PipelineConfig) -> "Program":
     from pipelines.dead_letters.dry_run import program_of_tables
-    from pipelines.runner.preflight import check_supported
+    from pipelines.runner.file_checks import check_supported
 
     check_supported(config)
     return program_of_tables(config)
@@ -96,15 +96,16 @@ def _print(found: "Preview", rows: int, program: "Program") -> None:
 
 
 def _print_rows(found: "Preview", rows: int, program: "Program", table: "MapToTable") -> None:
-    from pipelines.preview.readable import readable_rows
+    from pipelines.preview.readable import readable_row, rows_by_table
 
     ended = [(number, record.last) for number, record in enumerate(found.records, 1) if record.last.outcome == "row"]
     ends = [(number, fields) for number, last in ended for fields in last.rows]
-    made = [(number, row) for number, fields in ends for of, row in readable_rows(fields, program) if of is table]
+    made = [(number, row) for number, fields in ends for of, row in rows_by_table(fields, program) if of is table]
     out.print(f"\n{len(made):,} rows for {table.database}.{table.table}{':' if rows and made else ''}", highlight=False)
     if rows and made:
         columns = [column.name for column in table.columns]
-        _print_whole(columns, [(number, [_shown(row[name]) for name in columns]) for number, row in made[:rows]])
+        shown = ((number, readable_row(row, table)) for number, row in made[:rows])
+        _print_whole(columns, [(number, [_shown(row[name]) for name in columns]) for number, row in shown])
 
 
 def _print_whole(columns: list[str], rows: list[tuple[int, list[str]]]) -> None:

@@ -110,9 +110,16 @@ class Sample:
             raise typer.BadParameter(f"cannot read {self.file}: {error.strerror}") from error
 
 
-def asks_for_tables(file: Path) -> bool:
-    """Return whether a sound pipeline file looks up in a table that a server has."""
+def load_for(file: Path, needs_servers: bool) -> PipelineConfig:
+    """Load a pipeline file, with what only connections read if servers are needed: for records, or for a table that it looks up in."""
+    if needs_servers:
+        return load(file)
     config = load(file, offline=True)
+    return load(file) if _asks_for_tables(config) else config
+
+
+def _asks_for_tables(config: PipelineConfig) -> bool:
+    """Return whether a pipeline looks up in a table that a server has."""
     read = [config.tables[asked.table] for transform in config.transforms if isinstance(asked := transform.config, LookupConfig)]
     return any(not (isinstance(table, FileTable) and table.is_local) for table in read)
 

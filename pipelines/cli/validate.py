@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def check_file(file: Path, as_json: bool) -> None:
     """Report every fault of a pipeline file at once, then the notes on settings to review."""
-    from pipelines.runner.preflight import check_supported
+    from pipelines.runner.file_checks import check_supported
 
     with errors_as_exit():
         config = _sound(file)
@@ -40,7 +40,7 @@ def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
     leave_out_pandas()
     from pipelines.lint.lines import Lines
     from pipelines.runner.examination import examine
-    from pipelines.runner.preflight import check_supported
+    from pipelines.runner.file_checks import check_supported
 
     with errors_as_exit():
         config = _sound(file)
@@ -61,7 +61,7 @@ def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
 
 def _sound(file: Path) -> PipelineConfig:
     """Return the config of a file. Raise ConfigurationError with every fault, each with its line and column."""
-    from pipelines.runner.preflight import check_functions, check_types
+    from pipelines.runner.file_checks import check_functions, check_types
 
     try:
         config = load(file)

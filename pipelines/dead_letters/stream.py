@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.dead_letters.dropped_copies import dropped_copies
 from pipelines.dead_letters.field_values import value_of
 from pipelines.dead_letters.reasons import reason_of

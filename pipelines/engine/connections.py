@@ -7,12 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from socket import gethostname
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import duckdb
 
 from pipelines.config import PipelineConfig
-from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.lanes import NO_LANES, Lanes
@@ -26,6 +25,9 @@ from pipelines.protocol.records import FRAMING, Framing
 from pipelines.protocol.topology import LegId
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
+
+if TYPE_CHECKING:
+    from pipelines.connectors.nats.client import JetStream
 
 Made = TypeVar("Made")
 
@@ -65,7 +67,7 @@ class Connections(Kept):
         self,
         run: RunSpec,
         keep_partitions: bool,
-        log: JetStream | None = None,
+        log: "JetStream | None" = None,
         config: PipelineConfig | None = None,
         lanes: Lanes = NO_LANES,
         note: Callable[[str], None] = print,
@@ -110,8 +112,11 @@ class Connections(Kept):
                 )
 
     @property
-    def log(self) -> JetStream:
+    def log(self) -> "JetStream":
         if self._log is None:
+            # Imported where NATS is reached: a preview runs the same steps without it.
+            from pipelines.connectors.nats.client import JetStream
+
             # It connects at its first use, and again until that succeeds: one object, so one thread.
             self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"), streams=self.config.streams)
         return self._log

@@ -12,18 +12,25 @@ clickhouse.toml nats.toml kafka.toml tallyflow.toml   the rows                  
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from pipelines.error_classes.rows import ErrorClass, ErrorRow, System, read_table
 
-TABLE: tuple[ErrorRow, ...] = read_table()
 TUNABLE: tuple[System, ...] = ("clickhouse", "nats", "kafka")
 """The systems whose rows may be put into another class."""
 
-_WORDED = tuple(row for row in TABLE if row.words)
 _CODE = re.compile(r"-?[0-9]{1,9}")
-_BY_KEY: dict[tuple[System, int | str, str], ErrorRow] = {
-    (row.system, key, row.words): row for row in TABLE for key in (row.code, row.name) if key is not None
-}
+
+
+@cache
+def table() -> tuple[ErrorRow, ...]:
+    """Return the rows of all systems. They are read when an error, or an `on_error`, first asks: most commands meet neither."""
+    return read_table()
+
+
+@cache
+def _by_key() -> dict[tuple[System, int | str, str], ErrorRow]:
+    return {(row.system, key, row.words): row for row in table() for key in (row.code, row.name) if key is not None}
 
 
 class ErrorClasses:
@@ -37,8 +44,8 @@ class ErrorClasses:
         """Return the row of a code or a name, in its own class; None if the table does not have it. `text` is the server's message."""
         if code is None:
             return None
-        worded = (row for row in _WORDED if row.system == self._system and code in (row.code, row.name) and row.words in text)
-        return next(worded, None) or _BY_KEY.get((self._system, code, ""))
+        worded = (row for row in table() if row.words and row.system == self._system and code in (row.code, row.name) and row.words in text)
+        return next(worded, None) or _by_key().get((self._system, code, ""))
 
     def of(self, row: ErrorRow | None) -> ErrorClass:
         """Return the class of a row in this pipeline; halt for an unknown error."""
@@ -53,12 +60,12 @@ class ErrorClasses:
 
 def row_named(system: System, key: str) -> ErrorRow | None:
     """Return the row for a user's code (`252`) or name (`TOO_MANY_PARTS`)."""
-    return _BY_KEY.get((system, int(key) if _CODE.fullmatch(key) else key, ""))
+    return _by_key().get((system, int(key) if _CODE.fullmatch(key) else key, ""))
 
 
 def names_of(system: System) -> list[str]:
     """Return every name that a user may give."""
-    return [row.name for row in TABLE if row.system == system and not row.words]
+    return [row.name for row in table() if row.system == system and not row.words]
 
 
 def why_not(row: ErrorRow, wanted: ErrorClass) -> str | None:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pipelines.error_classes import TABLE
+from pipelines.error_classes import table
 from pipelines.error_classes.rows import ErrorRow, System
 
 TARGET = Path("docs/errors.md")
@@ -18,7 +18,7 @@ def render() -> str:
 
 
 def _section(system: System, title: str) -> str:
-    of_system = sorted((row for row in TABLE if row.system == system), key=lambda row: (row.code is None, row.code or 0, row.name))
+    of_system = sorted((row for row in table() if row.system == system), key=lambda row: (row.code is None, row.code or 0, row.name))
     rows = ["| Code | Name | Class | What it means | What to do next | May become |", "|---|---|---|---|---|---|", *map(_row, of_system)]
     return "\n".join([f"## {title}", "", *rows, ""])
 

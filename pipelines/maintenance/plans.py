@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec

@@ -12,7 +12,7 @@ from itertools import islice
 import pyarrow as pa
 
 from pipelines.connectors.nats.client import fetch_whole
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.errors import DataLossError
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.replay import Start, process_entries

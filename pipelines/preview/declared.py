@@ -4,13 +4,12 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.sinks import Table, TableColumn, declared_columns
 from pipelines.process.compile import compile_program
 from pipelines.process.program import Program
-from pipelines.runner.preflight import check_supported, check_types
+from pipelines.runner.file_checks import check_file
 
 
 def declared_program(config: PipelineConfig) -> Program:
     """Return the program of a pipeline file for its declared tables. Raise ConfigurationError or NotSupportedError as a start would."""
-    check_supported(config)
-    check_types(config)
+    check_file(config)
     return compile_program(config, [declared_table(seen) for seen in config.by_table])
 
 

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import bucket_with_turn
-from pipelines.maintenance.replay import Start
 from pipelines.process.arrivals import Arrived
 from pipelines.process.buckets import key_owners, shares
 from pipelines.process.join.progress import TimedFrames
@@ -24,7 +23,6 @@ from pipelines.process.watermarks import Clocks
 from pipelines.protocol.positions import CAUSE_COLUMNS
 from pipelines.protocol.records import empty_rejected, joined
 
-NO_TIME = Start()
 KEPT, UNMATCHED, WAITING = "kept", "unmatched", "waiting"
 
 
@@ -65,10 +63,9 @@ class JoinTrial:
         rejected = unmatched(rows.filter(is_alone), self.step) if self.step.unmatched == "dead_letter" else empty_rejected()
         return rows, rejected
 
-    @property
-    def none(self) -> pa.Table:
-        """No row, with the columns of rows that the join lets pass."""
-        return self.step.joined(None, frames_of(self.step, 0, NO_TIME, (), ()), self._stores[0]).none
+    def none(self, clocks: Clocks) -> pa.Table:
+        """Return no row, with the columns of rows that the join lets pass."""
+        return self.step.joined(None, frames_of(self.step, 0, clocks, (), ()), self._stores[0]).none
 
     def passed(self, decided: pa.Table) -> pa.Table:
         """Return the rows that the join lets pass, of those that it has decided."""

@@ -38,12 +38,17 @@ def _places(rows: pa.Table) -> list[tuple[int, int]]:
     return list(zip(position_keys(rows).tolist(), rows.column(EMIT_FIELD.name).to_pylist(), strict=True))
 
 
-def readable_rows(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, dict[str, Any]]]:
-    """Return the rows of one record (`rows_of_records`) in readable form, each with its table."""
+def rows_by_table(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, Mapping[str, Any]]]:
+    """Return the rows of one record (`rows_of_records`), each with its table."""
     tables = program.tables.routed
     if not program.tables.routes:
-        return [(tables[0], readable_row(fields, tables[0]))]
-    return [(table, readable_row(fields[table.leg], table)) for table in tables if table.leg in fields]
+        return [(tables[0], fields)]
+    return [(table, fields[table.leg]) for table in tables if table.leg in fields]
+
+
+def readable_rows(fields: Mapping[str, Any], program: Program) -> list[tuple[MapToTable, dict[str, Any]]]:
+    """Return the rows of one record in readable form, each with its table."""
+    return [(table, readable_row(row, table)) for table, row in rows_by_table(fields, program)]
 
 
 def readable_row(row: Mapping[str, Any], mapping: MapToTable) -> dict[str, Any]:

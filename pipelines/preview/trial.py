@@ -113,7 +113,7 @@ class Trial:
         decided, rejected = join_trial.take(of_range, rows)
         self._note_waiting(left, decided)
         if not decided.num_rows:
-            return self._through(program.shared[1:], place + 1, context, join_trial.none, note_nothing)
+            return self._through(program.shared[1:], place + 1, context, join_trial.none(self._clocks), note_nothing)
         passed = join_trial.passed(decided)
         note(place, decided, passed, rejected, UNMATCHED)
         return self._through(program.shared[1:], place + 1, context, passed, note)

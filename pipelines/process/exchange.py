@@ -16,7 +16,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import OWN_SHARES
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps

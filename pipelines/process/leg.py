@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from pipelines.config import format_duration
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamInput
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, input_mark

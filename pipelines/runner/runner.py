@@ -54,11 +54,12 @@ from pipelines.rollups.fills import RollupFills, fills_of
 from pipelines.runner.caught_up import begun, has_reached_the_end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.events import Event, Report, ignore, step
+from pipelines.runner.file_checks import check_file, check_master
 from pipelines.runner.halts import halts_noted
 from pipelines.runner.lookup_tables import LookupTables
 from pipelines.runner.options import RunOptions, files_needed
 from pipelines.runner.pace import Pace
-from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, check_master, check_supported, check_types, prepare
+from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, prepare
 from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.runner.spark_engine import SparkEngine
 from pipelines.runner.summary import duration, summary
@@ -137,8 +138,7 @@ class Runner:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
         forget_halts(self.directory, self.options.legs)
         with halts_noted(self, self._text):
-            check_supported(self.config)
-            check_types(self.config)
+            check_file(self.config)
             check_master(self.config, self.options.master, self.options.properties)
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from threading import Event
 
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.sinks import Sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Hold, Offset, StreamInput

@@ -13,7 +13,7 @@ from itertools import accumulate, islice, pairwise, takewhile
 
 import numpy as np
 
-from pipelines.connectors.nats.streams import check_contiguous
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.lanes import OWN_SHARES

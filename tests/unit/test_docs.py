@@ -15,7 +15,7 @@ from pipelines import errors
 from pipelines.cli.app import app
 from pipelines.config import parse, unsupported
 from pipelines.dead_letters.triage import REMEDIES
-from pipelines.error_classes import TABLE
+from pipelines.error_classes import table
 from pipelines.errors import HaltError
 from pipelines.expressions.evaluate import EXPRESSION_ERROR, NOT_FINITE
 from pipelines.functions.spec import CODES
@@ -194,7 +194,7 @@ def halt_messages() -> set[str]:
 
 def test_documented_halt_messages_are_in_the_code() -> None:
     strings = {literal(node) for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)}
-    strings |= {text for row in TABLE for text in (row.meaning, row.remedy)}
+    strings |= {text for row in table() for text in (row.meaning, row.remedy)}
     assert [part for part in documented_halts() if not any(part in string for string in strings)] == []
 
 

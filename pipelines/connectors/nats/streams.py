@@ -7,7 +7,7 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,9 +17,10 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
+from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
 from pipelines.connectors.nats.stream_settings import check_stream
-from pipelines.errors import DataLossError, HaltError, RetryableError
+from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.naming import stream_of_subject
 from pipelines.protocol.records import Message
 
@@ -40,21 +41,6 @@ class StreamState:
     bytes: int
     max_bytes: int
     metadata: dict[str, str]
-
-
-def check_contiguous(stream: str, sequences: Sequence[int], after: int, to: int) -> None:
-    """Raise DataLossError unless `sequences` are exactly `after` + 1 .. `to`; RetryableError if only the end is missing.
-
-    A lagging replica serves only the beginning of the range.
-    """
-    if list(sequences) != list(range(after + 1, to + 1)):
-        if list(sequences) == list(range(after + 1, after + 1 + len(sequences))):
-            raise RetryableError(f"reading {stream}: {after + 1 + len(sequences)}..{to} are not served yet")
-        missing = sorted(set(range(after + 1, to + 1)) - set(sequences))
-        raise DataLossError(
-            f"reading {stream}: sequences {missing[:5]} of {after + 1}..{to} are missing; they were removed before they were confirmed. "
-            "Restore the stream from a backup, or delete the pipeline and start it anew"
-        )
 
 
 class Streams(Connection):

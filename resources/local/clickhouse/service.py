@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import httpx
-
 from pipelines.private import private_directory, write_whole
 from resources.local.clickhouse.users import User, UsersError, parse_user, read_users
 from resources.local.errors import LocalServerError
@@ -38,6 +36,9 @@ class ClickHouse:
         return [*command, "--host", HOST, "--port", str(endpoint.port), "--users-file", str(users_file(endpoint.directory))]
 
     def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
+        # Imported where a server is asked: most commands only look up where the local one is.
+        import httpx
+
         user = read_first_user(endpoint.directory, endpoint.password)
         asking = f"asking ClickHouse for its version at {endpoint.address}"
         try:

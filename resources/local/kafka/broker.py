@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
 from pipelines.private import OWNER_ONLY, write_whole
 from resources.local.errors import LocalServerError
 from resources.local.java import find_java
@@ -62,6 +59,10 @@ class Kafka:
         return [*launch, "kafka.Kafka", str(properties)]
 
     def probe(self, endpoint: Endpoint, timeout: timedelta) -> str:
+        # Imported where a server is asked: most commands only look up where the local one is.
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
         asking = f"asking Kafka for its topics at {endpoint.address}"
         # The library writes each refused connection to stderr unless told otherwise; the exception says the same.
         admin = AdminClient(

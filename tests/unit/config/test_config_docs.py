@@ -7,7 +7,7 @@ import yaml
 
 from pipelines.config import json_schema, notes, parse, unsupported
 from pipelines.config.docs import EXAMPLE, TARGET, render
-from pipelines.runner.preflight import check_types
+from pipelines.runner.file_checks import check_types
 
 PAGE = Path(__file__).parents[3] / TARGET
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import notes, parse, run_digest, shape_of, unsupported, version_of
 from pipelines.errors import ConfigurationError
-from pipelines.runner.preflight import check_types
+from pipelines.runner.file_checks import check_types
 
 ORDERS = Path(__file__).parents[3] / "examples" / "orders" / "pipeline.yaml"
 ENVIRONMENT = {

@@ -15,7 +15,7 @@ from pipelines.engine.failures import last_message
 from pipelines.engine.run_spec import RunSpec, read_run, resolved_digest
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.protocol.naming import STREAM_ID_KEY
-from pipelines.runner.preflight import check_master
+from pipelines.runner.file_checks import check_master
 
 TEXT = EXAMPLE.replace("pipeline_id: orders-demo", "pipeline_id: ${WHICH}")
 DRIVER = {"WHICH": "orders-demo"}

@@ -17,7 +17,7 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.connectors.clickhouse import errors as clickhouse_errors
 from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.nats import errors as jetstream_errors
-from pipelines.error_classes import TABLE, ErrorClasses
+from pipelines.error_classes import ErrorClasses, table
 from pipelines.error_classes import docs as error_docs
 from pipelines.error_classes.rows import ErrorClass, ErrorRow, System, read_rows
 from pipelines.errors import ConfigurationError, ConflictError, HaltError, RefusedError, RetryableError, TallyflowError
@@ -31,7 +31,7 @@ KINDS: dict[ErrorClass, tuple[type[TallyflowError], ...]] = {
 
 
 def rows_of(system: System) -> list[ErrorRow]:
-    return [row for row in TABLE if row.system == system]
+    return [row for row in table() if row.system == system]
 
 
 def name_of(row: ErrorRow) -> str:
@@ -39,12 +39,12 @@ def name_of(row: ErrorRow) -> str:
 
 
 def test_no_code_and_no_name_stands_twice() -> None:
-    codes = [(row.system, row.code, row.words) for row in TABLE if row.code is not None]
-    names = [(row.system, row.name, row.words) for row in TABLE]
+    codes = [(row.system, row.code, row.words) for row in table() if row.code is not None]
+    names = [(row.system, row.name, row.words) for row in table()]
     assert (len(set(codes)), len(set(names))) == (len(codes), len(names))
 
 
-@pytest.mark.parametrize("row", TABLE, ids=name_of)
+@pytest.mark.parametrize("row", table(), ids=name_of)
 def test_every_error_has_a_meaning_and_a_remedy(row: ErrorRow) -> None:
     assert len(row.meaning) > 10
     assert len(row.remedy) > 10

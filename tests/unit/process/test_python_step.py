@@ -38,7 +38,7 @@ from pipelines.proof.verification.record_columns import parts_read
 from pipelines.proof.verification.reference import Bounds, Reference, compared_columns
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
-from pipelines.runner.preflight import check_functions
+from pipelines.runner.file_checks import check_functions
 from pipelines.testing import MemoryLog, records
 from pipelines.types.duckdb import open_database, open_engine
 

@@ -11,7 +11,7 @@ import yaml
 
 from pipelines.config import load
 from pipelines.config.variables import open_variables, variables_of
-from pipelines.runner.preflight import check_master, check_supported, check_types
+from pipelines.runner.file_checks import check_file, check_master
 
 DEPLOYMENT = Path(__file__).parents[3] / "deployment"
 KUBERNETES = DEPLOYMENT / "kubernetes"
@@ -34,8 +34,7 @@ def test_kubernetes_takes_the_document(document: dict[str, Any], version: str) -
 
 def test_the_pipeline_is_sound_and_may_run_on_any_host() -> None:
     config = load(KUBERNETES / "pipeline.yaml", SECRETS)
-    check_supported(config)
-    check_types(config)
+    check_file(config)
     master = DRIVER["spec"]["template"]["spec"]["containers"][0]["args"][3]
     check_master(config, master)
 
