@@ -1,4 +1,4 @@
-"""Puts rows back that the sink has confirmed and the table has lost: computed again from raw, by the stages that made them.
+"""Puts rows back that the sink has confirmed and the table has lost, as they were made (`lost_rows`).
 
 In: the positions that a verification finds missing. Out: their rows in the table, each once, and a second verification.
 
@@ -17,18 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import PipelineConfig
-from pipelines.config.fields import joins
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Table
+from pipelines.counts import count_of
 from pipelines.errors import HaltError, NotSupportedError, RefusedError, RetryableError
-from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, steps
-from pipelines.process.drop_marks import parted
+from pipelines.process.arrivals import FRAMES_PER_STEP
 from pipelines.process.program import Program
-from pipelines.process.run import run
 from pipelines.progress import Progress, no_progress
-from pipelines.proof.readers.streams import read_frames
+from pipelines.proof.lost_rows import LostRows, Target, are_stored
 from pipelines.proof.verification.result import Verification
 from pipelines.proof.verification.run import Request, Subject, Verifier, verify_sink
 from pipelines.protocol.bodies import REPROCESS_CHAIN
@@ -36,15 +34,11 @@ from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
-from pipelines.protocol.positions import RawPositions, position_keys, sequences_of
+from pipelines.protocol.positions import NO_POSITIONS, RawPositions, position_keys, position_text, sequences_of
 from pipelines.protocol.purge import purge_lease
-from pipelines.protocol.records import decode_frame, describe_frame
-from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
 from pipelines.sink.inserts import with_owner
-from pipelines.types.duckdb import open_engine
-from pipelines.types.engine import Engine
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """Longest time that an insert of a killed command may be on its way to ClickHouse."""
@@ -64,15 +58,6 @@ class PutBack:
     after: Verification
 
 
-@dataclass(frozen=True)
-class _Target:
-    """Positions, ascending, of rows that were made under `config` and that `table` has lost."""
-
-    config: Program
-    table: Table
-    missing: RawPositions
-
-
 def put_back(
     config: PipelineConfig,
     log: JetStream,
@@ -84,9 +69,9 @@ def put_back(
     """Verify the range of `request`, put back the rows that the sink's table lacks, and verify again. It may run beside the pipeline.
 
     `feed_views`: continue although materialized views get the rows once more. `frames_per_insert`: the most raw frames of one insert. Raise
-    HaltError for a table whose rows cannot be put back (no position columns, other columns, rows that it removes by itself, views), and for
-    a pipeline that was never started, NotSupportedError for a join. Raise FencedError while another command is at work. Raise
-    RetryableError while a system is away: inserted rows stay, and the same call continues.
+    HaltError for a table whose rows cannot be put back (no position columns, other columns, rows that it removes by itself, views), for a
+    pipeline that was never started, and, after the others are back, for rows that no stream holds any more. Raise FencedError while another
+    command is at work. Raise RetryableError while a system is away: inserted rows stay, and the same call continues.
     """
     verifier = Verifier(config, log, request, progress)
     subject = verifier.subject()
@@ -107,16 +92,14 @@ def put_back(
             _check_nothing_is_remade(log, names, before.table)
             wait_until_quiet(clickhouse, _work(names), config.sink.max_insert_time.total_seconds(), progress)
             inserts = _Inserts(config, log, clickhouse, lease, progress)
-            rows = sum(inserts.insert(subject, target, frames_per_insert) for target in targets)
+            lost = LostRows(log, names, subject, frames_per_insert)
+            rows = sum(inserts.insert(target, portion) for target in targets for portion in lost.portions(target))
+        if are_stored(subject.config):
+            _check_all_were_found(missing, inserts.found, rows, before.table)
     return PutBack(before, len(missing), rows, verify_sink(config, log, request, progress))
 
 
 def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verification, feed_views: bool) -> None:
-    if joins(config):
-        raise NotSupportedError(
-            f"putting rows back into {before.table}: rows of a join are not supported yet; nothing was inserted. `tallyflow verify` names "
-            "the left records: restore their rows from a backup, or send these records to their topic once more, and each is joined anew"
-        )
     database, name = config.sink.connection_params.database, config.sink.table
     if any(transform.config.makes_several for transform in config.transforms):
         raise NotSupportedError(
@@ -140,7 +123,13 @@ def _check_table(config: PipelineConfig, clickhouse: ClickHouse, before: Verific
 
 
 def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositions, str]]:
-    """Yield the positions by the configuration under which their rows were made, in order."""
+    """Yield the positions by the configuration under which their rows were made, in order.
+
+    Rows that are stored say so themselves: what their frames hold is looked for under each.
+    """
+    if are_stored(subject.config):
+        yield from ((missing, version) for version in subject.configs)
+        return
     sequences = sequences_of(missing)
     for first, last, version in subject.history.rows_made(int(sequences[0]), int(sequences[-1])):
         part = missing[(sequences >= first) & (sequences <= last)]
@@ -148,13 +137,24 @@ def _parts(subject: Subject, missing: RawPositions) -> Iterator[tuple[RawPositio
             yield part, version
 
 
-def _target(clickhouse: ClickHouse, config: Program, missing: RawPositions) -> _Target:
+def _target(clickhouse: ClickHouse, config: Program, missing: RawPositions) -> Target:
     """Return the positions with their table. Raise HaltError if the table does not take the rows as they were made."""
     table = clickhouse.inspect(config.database, config.table)
     if table is None:
         raise HaltError(f"putting rows back into {config.full_table}: the table does not exist; restore it first")
-    _check_columns(config, table)
-    return _Target(config, table, missing)
+    if not are_stored(config):
+        _check_columns(config, table)
+    return Target(config, table, missing)
+
+
+def _check_all_were_found(missing: RawPositions, found: RawPositions, rows: int, table: str) -> None:
+    gone = np.setdiff1d(missing, found)
+    if len(gone):
+        raise HaltError(
+            f"putting rows back into {table}: {rows:,} are back; the rows of {count_of(len(gone), 'other record')} (the first: raw "
+            f"{position_text(int(gone[0]))}) were purged from the stream that the sink has read. Restore them from a backup, or send these "
+            "records to their topic once more"
+        )
 
 
 def _check_columns(config: Program, table: Table, nulls: Sequence[str] = ()) -> None:
@@ -210,37 +210,24 @@ class _Inserts:
     def __init__(self, pipeline: PipelineConfig, log: JetStream, clickhouse: ClickHouse, lease: Lease, progress: Progress) -> None:
         self._pipeline, self._names = pipeline, Names(pipeline.pipeline_id)
         self._log, self._clickhouse, self._lease, self._progress = log, clickhouse, lease, progress
+        self.found: RawPositions = NO_POSITIONS
+        """The positions of the rows that were given, whether the table held them by then or not."""
 
-    def insert(self, subject: Subject, target: _Target, frames_per_insert: int) -> int:
-        """Insert the missing rows of one target; return how many were inserted."""
-        with open_engine() as engine:
-            portions = steps(self._frames(subject, target.missing), most_frames=frames_per_insert)
-            return sum(self._insert_step(engine, target, step) for step in portions)
-
-    def _frames(self, subject: Subject, missing: RawPositions) -> Iterator[Arrived]:
-        """Yield the raw frames with missing rows, with their arrivals by the ledger."""
-        stream = self._names.stream("raw")
-        for sequence in np.unique(sequences_of(missing)).tolist():
-            message = self._log.get(stream, sequence)
-            if message is None:
-                raise RetryableError(f"reading {stream}: sequence {sequence} was purged after the verification; launch the command again")
-            yield Arrived(message, subject.history.arrival_us(sequence))
-
-    def _insert_step(self, engine: Engine, target: _Target, step: list[Arrived]) -> int:
+    def insert(self, target: Target, rows: pa.Table) -> int:
+        """Insert those of the rows that the table does not hold by now; return how many."""
         config = target.config
-        if config.mapping.refused_by:
-            rows = self._rows_refused(config)
-        else:
-            rows = config.tables.rows_for(parted(run(config, engine, step).rows)[0], config.leg)
-        rows = rows.filter(pa.array(np.isin(position_keys(rows), target.missing)))
-        rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, step)))).unify_dictionaries().combine_chunks()
+        if rows.num_rows:
+            self.found = np.union1d(self.found, position_keys(rows))
+            rows = rows.filter(pa.array(~np.isin(position_keys(rows), self._held(target.table, rows))))
         if not rows.num_rows:
             return 0
+        rows = rows.unify_dictionaries().combine_chunks()
         _check_columns(config, target.table, [name for name in rows.column_names if rows.column(name).null_count])
         positions = position_keys(rows)
         if len(np.unique(positions)) < len(positions):
             raise HaltError(f"putting rows back into {config.full_table}: a record has several rows; none of its block was inserted")
-        self._progress(f"inserting {rows.num_rows:,} rows of raw {step[0].message.sequence}..{step[-1].message.sequence}")
+        first, last = _span(rows)
+        self._progress(f"inserting {rows.num_rows:,} rows of raw {first}..{last}")
         if self._lease.remaining_seconds <= INSERT_MAX_EXECUTION_SECONDS:
             raise RetryableError("putting rows back: waiting for the lease to be renewed (NATS is slow or away)")
         inserted = with_owner(self._pipeline, rows.select(config.insert_columns))
@@ -255,14 +242,8 @@ class _Inserts:
         reach("repair.after-insert")
         return len(positions)
 
-    def _rows_refused(self, config: Program) -> pa.Table:
-        """Return the rows of a fallback that were made under `config`: its stream has them as long as raw has their records."""
-        role = LegId.parse(config.leg).input_role
-        frames = [message for message in read_frames(self._log, self._names, role) if message.config == config.version]
-        return pa.concat_tables([decode_frame(message.payload, describe_frame(message)) for message in frames])
-
-    def _held(self, table: Table, step: list[Arrived]) -> RawPositions:
-        stored = self._clickhouse.stored_positions(table, (step[0].message.sequence, step[-1].message.sequence))
+    def _held(self, table: Table, rows: pa.Table) -> RawPositions:
+        stored = self._clickhouse.stored_positions(table, _span(rows))
         return position_keys(stored.rename_columns(["_tf_sequence", "_tf_ordinal"]))
 
     def _token(self, config: Program, positions: RawPositions) -> str:
@@ -271,3 +252,9 @@ class _Inserts:
         stream_id = state.metadata.get(STREAM_ID_KEY, "") if state else ""
         digest = hashlib.sha256(positions.tobytes()).hexdigest()[:32]
         return f"tf:{self._names.pipeline}:{stream_id}:{config.full_table}:put-back:{self._lease.holder.epoch}:{digest}"
+
+
+def _span(rows: pa.Table) -> tuple[int, int]:
+    """Return the first and the last raw sequence of the records of rows."""
+    sequences = sequences_of(position_keys(rows))
+    return int(sequences.min()), int(sequences.max())

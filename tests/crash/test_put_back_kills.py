@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.join_pipeline import JoinPipeline
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 from pipelines.config import load
@@ -77,6 +78,24 @@ def test_the_next_command_goes_on_where_a_killed_one_stood(damaged: tuple[Pipeli
     assert everything(case) == before
     assert repaired(case).missing == 0
     case.check()
+
+
+@pytest.mark.parametrize("point", ["before-insert:2", "after-insert:2"])
+def test_rows_of_a_join_come_back_behind_a_kill(case: PipelineCase, point: str) -> None:
+    pipeline = JoinPipeline(case, case.addresses)
+    for first in (0, 40):
+        pipeline.send("events", range(first, first + 40))
+        pipeline.send("names", range(first, first + 30))
+        case.warm_run()
+    before = everything(case)
+    case.client().command(f"TRUNCATE TABLE {case.table}")
+    killed = started(case, 1, **{VARIABLE: f"repair.{point}:worker"})
+    assert killed.wait(PATIENCE_SECONDS) == -9, killed.communicate()[1]
+    left = len(before) - case.count()
+    assert 0 < left < len(before) == 60
+    found = repaired(case)
+    assert (found.missing, found.rows, found.after.is_clean) == (left, left, True)
+    assert everything(case) == before
 
 
 def test_an_insert_that_outlives_its_command_is_waited_for(case: PipelineCase) -> None:

@@ -10,12 +10,9 @@ from support.join_pipeline import MISSING, JoinPipeline, has_decided_all, proces
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.config import load
-from pipelines.errors import NotSupportedError
 from pipelines.proof.checks.run import Look
-from pipelines.proof.put_back import put_back
 from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
 from pipelines.proof.verification.result import UNCONFIRMED_LEFTS
-from pipelines.proof.verification.run import Request
 from pipelines.protocol.naming import source_of_subject
 from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import decode_frame
@@ -270,15 +267,8 @@ def refusal(case: PipelineCase, *arguments: str) -> str:
 
 def test_what_joins_do_not_have_yet_is_refused(case: PipelineCase) -> None:
     both_orders(JoinPipeline(case, case.addresses))
-    changed(case, "DELETE WHERE id = 60")
     dry_run = refusal(case, "dlq", "reprocess", str(case.file), "--all", "--dry-run")
     assert "nothing was tried. Redrive them without --dry-run" in dry_run
-    config = load(case.file, case.environment())
-    with (
-        closing(case.log()) as log,
-        pytest.raises(NotSupportedError, match=r"nothing was inserted.*send these records to their topic once more"),
-    ):
-        put_back(config, log, Request(case.directory / "verification"))
     assert "not ahead, nothing was changed" in " ".join(case.invoke("reset-clock", str(case.file)).output.split())
 
 
