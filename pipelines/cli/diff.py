@@ -18,7 +18,8 @@ from pipelines.counts import count_of
 from pipelines.errors import NotSupportedError
 
 if TYPE_CHECKING:
-    from pipelines.preview.difference import Change, Difference, Ending
+    from pipelines.preview.difference import Change, Difference
+    from pipelines.preview.ends import Ending
     from pipelines.preview.stored import StoredFrames
     from pipelines.process.program import Program
 
@@ -30,6 +31,12 @@ _MEMORY = {
     "whole": "Dedup knows every record that raw ever held before the range.",
 }
 """What the memory of dedup at the beginning of the range is worth."""
+_MEMORY_OF_JOIN = {
+    "none": "The join knows no record before the first.",
+    "cut": "Raw no longer holds the windows of the join before the range: a left record of the range may lack the right one that it met.",
+    "window": "The join knows the records of its windows before the range; what still waits at its end may be joined later.",
+    "whole": "The join knows every record that raw ever held before the range; what still waits at its end may be joined later.",
+}
 
 
 def diff(
@@ -78,20 +85,24 @@ def diff(
         else:
             config = load_for(old, sample.needs_servers)
         programs = declared_program(config), declared_program(edited)
-        if any(program.join is not None for program in programs):
-            raise NotSupportedError("comparing files with a join is not supported yet; try the cases of both with `tallyflow test`")
+        if (programs[0].join is None) != (programs[1].join is None):
+            raise NotSupportedError(
+                "comparing a file with a join and one without is not supported: their records are not the same. Try the edited file alone "
+                "with `tallyflow preview` or `tallyflow test`"
+            )
         programs = with_tables(programs[0], config), with_tables(programs[1], edited)
         with _stored(config, sample, programs) as stored:
             found = difference(*programs, stored.frames, stored.first, stored.watermarks, examples)
     if not found.records:
         raise typer.BadParameter("there is no record to try")
-    has_dedup = any(program.dedup.key for program in programs)
+    remembers = any(_window(program) for program in programs)
     if as_json:
-        typer.echo(json.dumps({**_document(found), "memory": stored.memory if has_dedup else None}, indent=2, default=_plain))
+        typer.echo(json.dumps({**_document(found), "memory": stored.memory if remembers else None}, indent=2, default=_plain))
     else:
         _print(found)
-        if has_dedup:
-            out.print(_MEMORY[stored.memory], markup=False, highlight=False, soft_wrap=True)
+        if remembers:
+            texts = _MEMORY if programs[0].join is None else _MEMORY_OF_JOIN
+            out.print(texts[stored.memory], markup=False, highlight=False, soft_wrap=True)
     if not found.is_none:
         raise typer.Exit(1)
 
@@ -105,9 +116,16 @@ def _stored(config: PipelineConfig, sample: Sample, programs: "tuple[Program, Pr
         with sample.frames(config) as frames:
             yield StoredFrames(frames, 0)
         return
-    window = timedelta(microseconds=max(program.dedup.window_us for program in programs))
+    window = max(map(_window, programs))
     with opened_raw(config, sample.from_raw) as (log, names, span):
         yield raw_frames(log, names, span, window or None)
+
+
+def _window(program: "Program") -> timedelta:
+    """Return how far back a program remembers records: the windows of its dedup and of its join; zero if it remembers none."""
+    dedups = [program.dedup, *program.side_dedups.values()]
+    of_join = 0 if program.join is None else program.join.kept_us + program.join.lateness_us
+    return timedelta(microseconds=max([of_join, *(step.window_us for step in dedups)]))
 
 
 def _print(found: "Difference") -> None:

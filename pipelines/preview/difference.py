@@ -1,7 +1,8 @@
 """The difference that an edit makes: two programs over the same raw frames, compared record by record.
 
 In: the frames, of which those before a sequence are only to be remembered. Out: the rows gained, lost and changed, by column, and the
-records that end otherwise. Kept: counts by kind of ending, a few examples of each, and one portion of frames.
+records that end otherwise. Kept: counts by kind of ending, a few examples of each, one portion of frames, and the records of a join that
+are open (`ends`).
 """
 
 from collections import Counter
@@ -9,47 +10,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.preview.ends import Ending, Ends, Settled, table_name
 from pipelines.preview.readable import readable
-from pipelines.preview.trial import Trial, note_nothing, step_names
+from pipelines.preview.trial import Trial, note_nothing
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.bodies import NOTHING, Watermarks
-from pipelines.protocol.positions import RawPositions, position_keys, position_text
-from pipelines.protocol.records import EMIT_FIELD
+from pipelines.protocol.positions import SEQUENCE_AND_ORDINAL, position_keys, position_text
+from pipelines.protocol.records import joined
 from pipelines.types.columns import value_type
 from pipelines.types.duckdb import open_engine
 from pipelines.types.vectors import Mask, to_mask
 
 NUMBER_OF_ROWS = "number of rows"
-_EMIT_BITS = 32
+_SHOWN = ["_tf_partition", "_tf_offset", "value"]
 SHOWN_BYTES = 300
 """Bytes of a record that an example holds."""
-
-
-class Ending(NamedTuple):
-    """What became of a record. `outcome`: row, dropped, duplicate or rejected, at `step`; `code` and `column` of a rejected one.
-
-    The step of a row is its table; those of several tables have commas between them.
-    """
-
-    outcome: str
-    step: str = ""
-    code: str = ""
-    column: str = ""
-
-    def __str__(self) -> str:
-        if self.outcome in ("row", "duplicate"):
-            return f"a {self.outcome}" if self.outcome == "duplicate" else f"a row of {self.step}"
-        cause = f": {self.code}{f' of {self.column}' if self.column else ''}" if self.code else ""
-        return f"{self.outcome} by {self.step}{cause}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +90,8 @@ def difference(
 ) -> Difference:
     """Take frames through both programs and compare; those before raw sequence `first` are only remembered. Nothing is written.
 
-    `watermarks`: before the first frame. `examples`: kept of each change.
+    `watermarks`: before the first frame. `examples`: kept of each change. The left records of a join that still wait behind the last frame
+    end as waiting.
     """
     pairs = _tables(old, new)
     found = Difference(**_columns(pairs))
@@ -116,15 +100,15 @@ def difference(
             Trial(old, engine, Path(directory, "old"), watermarks),
             Trial(new, other, Path(directory, "new"), watermarks),
         )
+        compared = _Compared(found, pairs, examples, *map(Ends, trials))
         for portion in steps(frames, STEP_BYTES // max(old.widening, new.widening)):
             earlier = [frame for frame in portion if frame.message.sequence < first]
             if earlier:
                 for trial in trials:
                     trial.take(earlier, trial.read(earlier), note_nothing)
             if len(earlier) < len(portion):
-                before, now = (_Ends(trial, portion[len(earlier) :]) for trial in trials)
-                _compare_ends(found, before, now, examples)
-                _compare_rows(found, before, now, pairs, examples)
+                compared.take(portion[len(earlier) :], trials[0].read(portion[len(earlier) :]))
+        compared.finish()
     return found
 
 
@@ -134,14 +118,10 @@ Pair = tuple[MapToTable | None, MapToTable | None]
 
 def _tables(old: Program, new: Program) -> list[Pair]:
     """Return the tables of both programs, by their names; the only one of each is the same table, whatever its name."""
-    before, now = ({_name(table): table for table in program.tables.tables} for program in (old, new))
+    before, now = ({table_name(table): table for table in program.tables.tables} for program in (old, new))
     if len(before) == len(now) == 1:
         return [(old.tables.tables[0], new.tables.tables[0])]
     return [(before.get(name), now.get(name)) for name in dict.fromkeys((*before, *now))]
-
-
-def _name(table: MapToTable) -> str:
-    return f"{table.database}.{table.table}"
 
 
 def _label(pairs: Sequence[Pair], pair: Pair, column: str) -> str:
@@ -162,113 +142,90 @@ def _columns(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-class _Ends:
-    """The ends of a portion's records under one program: `of` numbers the endings, record by record in position order."""
+class _Compared:
+    """The comparison, record by record, of two programs that take the same frames. Kept: the records that are open under either."""
 
-    def __init__(self, trial: Trial, frames: Sequence[Arrived]) -> None:
-        self.program, self._names = trial.program, step_names(trial.program)
-        self.raw = trial.read(frames)
-        self.keys: RawPositions = position_keys(self.raw)
-        self.of = np.zeros(len(self.keys), dtype=np.int64)
-        self.endings: list[Ending] = []
-        self.reasons: dict[int, str] = {}
-        self.rows = trial.take(frames, self.raw, self._note)
-        self._note_rows()
+    def __init__(self, found: Difference, pairs: Sequence[Pair], examples: int, before: Ends, now: Ends) -> None:
+        self._found, self._pairs, self._examples = found, pairs, examples
+        self._before, self._now = before, now
+        self._raw: list[pa.Table] = []
 
-    def rows_of(self, table: MapToTable) -> pa.Table:
-        """Return the rows of one table, with their positions."""
-        return self.program.tables.rows_for(self.rows, table.leg)
+    def take(self, frames: Sequence[Arrived], raw: pa.Table) -> None:
+        """Take the next frames, with their records, and compare what is settled under both programs."""
+        self._raw.append(raw.select([*SEQUENCE_AND_ORDINAL, *_SHOWN]))
+        for ends in (self._before, self._now):
+            ends.take(frames, raw)
+        self._compare()
 
-    def places(self, rows: pa.Table) -> npt.NDArray[np.uint64]:
-        """Return a number for each row: of its record in this portion, and its own among the rows of that."""
-        records = np.searchsorted(self.keys, position_keys(rows)).astype(np.uint64)
-        places: npt.NDArray[np.uint64] = (records << np.uint64(_EMIT_BITS)) | rows.column(EMIT_FIELD.name).to_numpy()
-        return places
+    def finish(self) -> None:
+        """Compare the records that are open to the end."""
+        if self._raw:
+            for ends in (self._before, self._now):
+                ends.finish()
+            self._compare()
 
-    def _note_rows(self) -> None:
-        """Note the records with rows: their endings differ by the tables that take them."""
-        tables = self.program.tables.tables
-        takers = np.zeros(len(self.keys), dtype=np.int64)
-        for number, table in enumerate(tables):
-            takers[np.searchsorted(self.keys, position_keys(self.rows_of(table)))] |= 1 << number
-        for taker in np.unique(takers[takers > 0]).tolist():
-            names = ", ".join(_name(table) for number, table in enumerate(tables) if taker >> number & 1)
-            self.of[takers == taker] = self._number(Ending("row", names))
+    def _compare(self) -> None:
+        which = self._before.are_settled & self._now.are_settled
+        raw = joined(self._raw)
+        self._raw = [raw.filter(pa.array(~which))]
+        before, now, raw = self._before.settle(which), self._now.settle(which), raw.filter(pa.array(which))
+        self._compare_ends(before, now, raw)
+        self._compare_rows(before, now, raw)
 
-    def _note(self, step: int, before: pa.Table, passed: pa.Table, rejected: pa.Table, dropped: str) -> None:
-        """Note what a step made of records; see `trial.Note`."""
-        name, refused = self._names[step], position_keys(rejected)
-        causes = zip(*(rejected.column(name).to_pylist() for name in ("code", "field", "message")), strict=True)
-        for key, (code, column, reason) in zip(refused.tolist(), causes, strict=True):
-            self.of[np.searchsorted(self.keys, key)] = self._number(Ending("rejected", name, code, column or ""))
-            self.reasons[key] = reason
-        gone = np.setdiff1d(np.setdiff1d(position_keys(before), position_keys(passed)), refused)
-        if len(gone):
-            self.of[np.searchsorted(self.keys, gone)] = self._number(Ending(dropped, name))
+    def _compare_ends(self, before: Settled, now: Settled, raw: pa.Table) -> None:
+        self._found.records += len(before.keys)
+        self._found.old_rows += before.rows.num_rows
+        self._found.new_rows += now.rows.num_rows
+        # The two number their endings each by itself: they are compared as pairs.
+        pairs, kinds = np.unique(np.stack([before.of, now.of]), axis=1, return_inverse=True)
+        for number, (old, new) in enumerate(pairs.T.tolist()):
+            ends = before.endings[old], now.endings[new]
+            if ends[0] != ends[1]:
+                change = self._found.changes.setdefault(ends, Change())
+                (at,) = np.nonzero(kinds.reshape(-1) == number)
+                change.records += len(at)
+                for index in at[: max(0, self._examples - len(change.examples))].tolist():
+                    key = int(before.keys[index])
+                    reasons = before.reasons.get(key, ""), now.reasons.get(key, "")
+                    change.examples.append(_example(raw, index, *reasons))
 
-    def _number(self, ending: Ending) -> int:
-        if ending not in self.endings:
-            self.endings.append(ending)
-        return self.endings.index(ending)
-
-
-def _compare_ends(found: Difference, before: _Ends, now: _Ends, examples: int) -> None:
-    found.records += len(before.keys)
-    found.old_rows += before.rows.num_rows
-    found.new_rows += now.rows.num_rows
-    # The two number their endings each by itself: they are compared as pairs.
-    pairs, kinds = np.unique(np.stack([before.of, now.of]), axis=1, return_inverse=True)
-    for number, (old, new) in enumerate(pairs.T.tolist()):
-        ends = before.endings[old], now.endings[new]
-        if ends[0] != ends[1]:
-            (at,) = np.nonzero(kinds.reshape(-1) == number)
-            _note_change(found, ends, before, now, at, examples)
-
-
-def _note_change(found: Difference, ends: tuple[Ending, Ending], before: _Ends, now: _Ends, at: Any, examples: int) -> None:
-    change = found.changes.setdefault(ends, Change())
-    change.records += len(at)
-    for index in at[: max(0, examples - len(change.examples))].tolist():
-        key = int(before.keys[index])
-        change.examples.append(_example(before, index, before.reasons.get(key, ""), now.reasons.get(key, "")))
+    def _compare_rows(self, before: Settled, now: Settled, raw: pa.Table) -> None:
+        """Compare, table by table, the rows that both programs make; count the records that end as before, with other values."""
+        values: dict[int, dict[str, tuple[Any, Any]]] = {}
+        for pair in self._pairs:
+            old, new = pair
+            if old and new:
+                for key, name, shown in _changed_values(before, now, old, new):
+                    label = _label(self._pairs, pair, name)
+                    self._found.columns[label] += 1
+                    values.setdefault(key, {})[label] = shown
+        for key, changed in values.items():
+            index = int(np.searchsorted(before.keys, key))
+            ending = before.ending(index)
+            if ending == now.ending(index):
+                change = self._found.changes.setdefault((ending, ending), Change())
+                change.records += 1
+                if len(change.examples) < self._examples:
+                    change.examples.append(_example(raw, index, values=changed))
 
 
-def _example(before: _Ends, index: int, old_reason: str = "", new_reason: str = "", values: Any = None) -> Example:
-    record = before.raw.slice(index, 1).select(["_tf_partition", "_tf_offset", "value"]).to_pylist()[0]
+def _example(raw: pa.Table, index: int, old_reason: str = "", new_reason: str = "", values: Any = None) -> Example:
+    one = raw.slice(index, 1)
+    record = one.select(_SHOWN).to_pylist()[0]
     value = record["value"]
     shown = None if value is None else value[:SHOWN_BYTES].decode(errors="backslashreplace")
-    position = position_text(int(before.keys[index]))
+    position = position_text(int(position_keys(one)[0]))
     return Example(position, record["_tf_partition"], record["_tf_offset"], shown, old_reason, new_reason, values or {})
 
 
-def _compare_rows(found: Difference, before: _Ends, now: _Ends, pairs: Sequence[Pair], examples: int) -> None:
-    """Compare, table by table, the rows that both programs make; count the records that end as before, with other values."""
-    values: dict[int, dict[str, tuple[Any, Any]]] = {}
-    for pair in pairs:
-        old, new = pair
-        if old and new:
-            for key, name, shown in _changed_values(before, now, old, new):
-                label = _label(pairs, pair, name)
-                found.columns[label] += 1
-                values.setdefault(key, {})[label] = shown
-    for key, changed in values.items():
-        index = int(np.searchsorted(before.keys, key))
-        ending = before.endings[before.of[index]]
-        if ending == now.endings[now.of[index]]:
-            change = found.changes.setdefault((ending, ending), Change())
-            change.records += 1
-            if len(change.examples) < examples:
-                change.examples.append(_example(before, index, values=changed))
-
-
-def _changed_values(before: _Ends, now: _Ends, old: MapToTable, new: MapToTable) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
+def _changed_values(before: Settled, now: Settled, old: MapToTable, new: MapToTable) -> Iterator[tuple[int, str, tuple[Any, Any]]]:
     """Yield position, column, and the values before and now, of each value that differs; by column, then by position.
 
     Of a record that has rows before and now, another number of them is a difference in NUMBER_OF_ROWS.
     """
     old_rows, new_rows = before.rows_of(old), now.rows_of(new)
     common, old_at, new_at = np.intersect1d(before.places(old_rows), before.places(new_rows), assume_unique=True, return_indices=True)
-    keys = before.keys[common >> np.uint64(_EMIT_BITS)]
+    keys = before.keys_at(common)
     counts = np.stack(
         [np.bincount(np.searchsorted(before.keys, position_keys(rows)), minlength=len(before.keys)) for rows in (old_rows, new_rows)]
     )

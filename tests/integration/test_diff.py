@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 from support.computed_case import COMPUTE, DEDUP, FILTER, events, with_transforms
 from support.dedup_case import copies, keyed_by
+from support.join_pipeline import JoinPipeline
 from support.pipeline_case import PipelineCase
 
 pytestmark = pytest.mark.integration
@@ -78,3 +80,57 @@ def test_dead_letters_are_compared_under_the_edited_file(case: PipelineCase) -> 
     found = json.loads(shown.stdout)
     assert (shown.exit_code, found["rows"]["old"], found["rows"]["lost"]) == (1, 0, 0)
     assert found["rows"]["gained"] > 0
+
+
+@pytest.fixture
+def joined(case: PipelineCase) -> JoinPipeline:
+    """50 left records met names that were there; 20 more waited for theirs; 10 wait; a record of each side is broken."""
+    pipeline = JoinPipeline(case, case.addresses)
+    for source, ids in (("names", [*range(50), -1]), ("events", [*range(80), -1]), ("names", range(50, 70))):
+        pipeline.send(source, ids)
+        case.warm_run()
+    return pipeline
+
+
+def test_a_join_is_compared_record_by_record(joined: JoinPipeline) -> None:
+    case = joined.case
+
+    def without_some(document: dict[str, Any]) -> None:
+        joined._joined(document)
+        filters = {"events": "id >= 5", "names": "name NOT IN ('n10', 'n55')"}
+        document["transforms"] = [
+            {"type": "filter", "source_id": source, "config": {"expression": expression}} for source, expression in filters.items()
+        ]
+
+    same = compared(case, joined._joined, "1h")
+    assert (same["is_same"], same["records"], same["rows"]["old"], same["memory"]) == (True, 152, 70, "whole")
+    found = compared(case, without_some, "1h")
+    assert (found["rows"]["old"], found["rows"]["new"], found["rows"]["lost"]) == (70, 63, 7)
+    ends = {(change["old"]["outcome"], change["new"]["outcome"]): change["records"] for change in found["changes"]}
+    # Ids 0 to 4 and two names are dropped, and the left records of these names wait.
+    assert ends == {("row", "dropped"): 5, ("row", "waiting"): 2, ("kept", "dropped"): 2}
+
+
+def test_a_left_record_meets_a_right_one_before_the_range(joined: JoinPipeline) -> None:
+    """The range holds the left records; names that came later are behind it, those before it are remembered."""
+    case = joined.case
+    with closing(case.log()) as log:
+        stream, lefts = case.names.stream("raw"), case.names.raw("events", 0).rpartition(".")[0]
+        frames = [message.sequence for message in log.fetch(stream, f"{lefts}.*", 0, 10**9) if message.rows]
+
+    def renamed(document: dict[str, Any]) -> None:
+        joined._joined(document)
+        document["transforms"] = [{"type": "compute", "config": {"fields": [{"name": "name", "expression": "upper(name)"}]}}]
+
+    found = compared(case, renamed, f"{min(frames)}..{max(frames)}")
+    assert (found["records"], found["rows"]["old"], found["rows"]["changed"]) == (81, 50, 50)
+    assert found["changed_columns"] == {"name": 50}
+
+
+def test_a_file_with_a_join_is_not_compared_with_one_without(joined: JoinPipeline) -> None:
+    document = joined.case.document()
+    edited = joined.case.directory / "edited.yaml"
+    edited.write_text(json.dumps(document))
+    refused = joined.case.invoke("diff", str(joined.case.file), str(edited), "--from-raw", "1h")
+    assert refused.exit_code == 2
+    assert "a file with a join and one without is not supported" in " ".join(refused.output.split())

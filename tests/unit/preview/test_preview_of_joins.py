@@ -1,61 +1,17 @@
 """A preview of a join: what becomes of left and right records, in cases with times, and step by step."""
 
-import json
 from typing import Any
 
 import pytest
-import yaml
+from support.preview_joins import joined_orders
 
-from pipelines.config import PipelineConfig, parse
+from pipelines.config import PipelineConfig
 from pipelines.preview.cases import Case, Result, preview_of, run_case
-from pipelines.preview.declared import declared_program
 from pipelines.process.program import Program
-
-PIPELINE = """
-version: v3
-pipeline_id: customers
-sources:
-  - type: kafka
-    source_id: orders
-    topic: orders
-    connection_params: {brokers: ["localhost:9092"]}
-    schema_fields: [{name: order_id, type: string}, {name: customer.id, type: int}, {name: total, type: string}]
-  - type: kafka
-    source_id: customers
-    topic: customers
-    connection_params: {brokers: ["localhost:9092"]}
-    schema_fields: [{name: id, type: int32}, {name: name, type: string}, {name: is_test, type: bool}]
-transforms:
-  - type: filter
-    source_id: customers
-    config: {expression: NOT is_test, language: sql}
-  - type: compute
-    config: {fields: [{name: greeting, expression: "'Dear ' || name"}]}
-join:
-  enabled: true
-  left_source: {source_id: orders, key: customer.id, time_window: 10m}
-  right_source: {source_id: customers, key: id, time_window: 24h}
-  output_fields:
-    - {source_id: orders, name: order_id}
-    - {source_id: orders, name: total}
-    - {source_id: customers, name: name}
-sink:
-  type: clickhouse
-  connection_params: {host: localhost, port: "8123", username: default, password: ""}
-  table: orders
-  create_table: true
-  mapping:
-    - {name: order_id, column_name: order_id, column_type: String}
-    - {name: total, column_name: total, column_type: "Decimal(10, 2)"}
-    - {name: greeting, column_name: greeting, column_type: "Nullable(String)"}
-"""
 
 
 def pipeline(unmatched: str = "drop") -> tuple[PipelineConfig, Program]:
-    document = yaml.safe_load(PIPELINE)
-    document["join"]["unmatched"] = unmatched
-    config = parse(json.dumps(document), name="customers", environment={}, offline=True)
-    return config, declared_program(config)
+    return joined_orders({"unmatched": unmatched})
 
 
 def order(number: int, customer: int | None, after: str = "0s") -> dict[str, Any]:

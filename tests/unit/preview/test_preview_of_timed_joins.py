@@ -1,59 +1,18 @@
 """A preview of a join by the records' own times: matches, late records, and left ones that wait for the watermark."""
 
-import json
 from typing import Any
 
 import pytest
-import yaml
+from support.preview_joins import BY_TIME, GREETING, joined_orders
 
-from pipelines.config import PipelineConfig, parse
+from pipelines.config import PipelineConfig
 from pipelines.errors import ConfigurationError
 from pipelines.preview.cases import Case, Result, preview_of, run_case
-from pipelines.preview.declared import declared_program
 from pipelines.process.program import Program
-
-PIPELINE = """
-version: v3
-pipeline_id: customers
-sources:
-  - type: kafka
-    source_id: orders
-    topic: orders
-    connection_params: {brokers: ["localhost:9092"]}
-    schema_fields: [{name: order_id, type: string}, {name: customer.id, type: int}, {name: total, type: string}, {name: at, type: string}]
-  - type: kafka
-    source_id: customers
-    topic: customers
-    connection_params: {brokers: ["localhost:9092"]}
-    schema_fields: [{name: id, type: int32}, {name: name, type: string}, {name: at, type: string}]
-transforms:
-  - type: compute
-    config: {fields: [{name: greeting, expression: "'Dear ' || name"}]}
-join:
-  enabled: true
-  time: event
-  allowed_lateness: 10s
-  left_source: {source_id: orders, key: customer.id, time_window: 10m, time_field: at}
-  right_source: {source_id: customers, key: id, time_window: 24h, time_field: at}
-  output_fields:
-    - {source_id: orders, name: order_id}
-    - {source_id: orders, name: total}
-    - {source_id: customers, name: name}
-sink:
-  type: clickhouse
-  connection_params: {host: localhost, port: "8123", username: default, password: ""}
-  table: orders
-  create_table: true
-  mapping:
-    - {name: order_id, column_name: order_id, column_type: String}
-    - {name: total, column_name: total, column_type: "Decimal(10, 2)"}
-    - {name: greeting, column_name: greeting, column_type: "Nullable(String)"}
-"""
 
 
 def pipeline() -> tuple[PipelineConfig, Program]:
-    config = parse(json.dumps(yaml.safe_load(PIPELINE)), name="customers", environment={}, offline=True)
-    return config, declared_program(config)
+    return joined_orders(BY_TIME, [GREETING])
 
 
 def order(number: int, customer: int, at: str) -> dict[str, Any]:

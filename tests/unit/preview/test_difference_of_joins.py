@@ -1,0 +1,96 @@
+"""The difference between two joins: each record ends as a preview of either file alone says, however the frames are cut."""
+
+import json
+from collections import Counter
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from support.preview_joins import GREETING, joined_orders
+
+from pipelines.preview import difference as comparison
+from pipelines.preview.cases import FIRST_ARRIVAL
+from pipelines.preview.difference import Difference, difference
+from pipelines.preview.given import Given, frames_of
+from pipelines.preview.run import preview
+
+EDITS: dict[str, dict[str, Any]] = {
+    "emit": {"unmatched": "emit"},
+    "short": {"left_source": {"time_window": "2s"}},
+    "brief": {"right_source": {"time_window": "3s"}, "unmatched": "dead_letter"},
+}
+
+
+def order(number: int, customer: int | None) -> dict[str, Any]:
+    return {"order_id": f"o{number}", "customer": {"id": customer}, "total": f"{number}.50"}
+
+
+def given(seed: int) -> list[Given]:
+    draw, at, records = Random(seed), FIRST_ARRIVAL, []
+    for number in range(draw.randint(20, 40)):
+        at += timedelta(seconds=draw.choice((0, 0, 0, 1, 1, 4)))
+        key = draw.randint(1, 4)
+        value: Any = {"id": key, "name": f"n{number}", "is_test": draw.random() < 0.2}
+        source = draw.choice(("orders", "orders", "customers"))
+        if source == "orders":
+            value = order(number, None if draw.random() < 0.1 else key)
+        records.append(Given(json.dumps(value).encode(), at, source=source))
+    return records
+
+
+def changed(found: Difference) -> Counter[tuple[str, str]]:
+    changes: Counter[tuple[str, str]] = Counter()
+    for (was, now), change in found.changes.items():
+        changes[was.outcome, now.outcome] += change.records
+    return changes
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("bytes_of_a_portion", [1, comparison.STEP_BYTES])
+def test_ends_are_those_of_two_previews(monkeypatch: pytest.MonkeyPatch, edit: str, bytes_of_a_portion: int) -> None:
+    monkeypatch.setattr(comparison, "STEP_BYTES", bytes_of_a_portion)
+    (config, old), (_, new) = joined_orders(), joined_orders(EDITS[edit])
+    for seed in range(3):
+        frames = frames_of(given(seed), config.sources)
+        outcomes = [[(one.last.outcome, one.last.fields) for one in preview(program, frames).records] for program in (old, new)]
+        wanted = Counter((was[0], now[0]) for was, now in zip(*outcomes, strict=True) if was != now)
+        found = difference(old, new, frames)
+        assert (found.records, changed(found)) == (len(outcomes[0]), wanted), f"seed {seed}"
+        assert [found.old_rows, found.new_rows] == [sum(one == "row" for one, _ in of_one) for of_one in outcomes]
+
+
+def test_the_same_join_makes_no_difference() -> None:
+    config, program = joined_orders()
+    for seed in range(3, 5):
+        assert difference(program, program, frames_of(given(seed), config.sources)).is_none
+
+
+def test_a_row_that_another_portion_decides_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one file the order is dropped at once, under the other it is a row when its customer comes."""
+    monkeypatch.setattr(comparison, "STEP_BYTES", 1)
+    only_the_second = {"type": "filter", "source_id": "orders", "config": {"expression": "order_id = 'o2'", "language": "sql"}}
+    (config, old), (_, new) = joined_orders(transforms=[GREETING]), joined_orders(transforms=[only_the_second, GREETING])
+    second = timedelta(seconds=1)
+    values = [("orders", order(1, 7)), ("orders", order(2, 7)), ("orders", order(3, 8)), ("customers", {"id": 7, "name": "Ada"})]
+    records = [Given(json.dumps(value).encode(), FIRST_ARRIVAL + n * second, source=source) for n, (source, value) in enumerate(values)]
+    found = difference(old, new, frames_of(records, config.sources))
+    assert changed(found) == {("row", "dropped"): 1, ("waiting", "dropped"): 1}
+    assert sorted(str(was) for was, _ in found.changes) == ["a row of default.orders", "waiting in the join"]
+
+
+def test_frames_before_the_range_are_only_remembered() -> None:
+    """The customer, and an order that waits for another, come before the range: the one is met, the other is not counted."""
+    (config, old), (_, new) = joined_orders(), joined_orders({"unmatched": "emit"})
+    values = [
+        ("customers", {"id": 1, "name": "Ada", "is_test": False}),
+        ("orders", order(1, 2)),
+        ("orders", order(2, 1)),
+        ("customers", {"id": 2, "name": "Bob", "is_test": False}),
+    ]
+    second = timedelta(seconds=1)
+    records = [Given(json.dumps(value).encode(), FIRST_ARRIVAL + n * second, source=source) for n, (source, value) in enumerate(values)]
+    frames = frames_of(records, config.sources)
+    first = frames[-2].message.sequence
+    found = difference(old, new, frames, first=first)
+    assert (found.records, found.old_rows, found.new_rows, found.is_none) == (2, 1, 1, True)
