@@ -11,7 +11,7 @@ from itertools import chain
 
 from pipelines.config import PipelineConfig, analysis
 from pipelines.config.base import Location
-from pipelines.config.fields import Passed, all_passed, checked
+from pipelines.config.fields import Passed, all_passed, checked, joins
 from pipelines.lint.reads import unread
 
 Found = Iterator[tuple[Location, str]]
@@ -70,6 +70,11 @@ def _no_lateness(config: PipelineConfig) -> Found:
                 (*at, "time_field"),
                 "allowed_lateness is 0s: each record that is older than the one before it in its partition is rejected",
             )
+    if joins(config) and config.join is not None and config.join.time == "event" and config.join.allowed_lateness == timedelta(0):
+        yield (
+            ("join", "time"),
+            "allowed_lateness is 0s: each record that is older than the newest of the partition that is furthest behind is rejected",
+        )
 
 
 def _unmapped_keys(config: PipelineConfig) -> Found:
@@ -129,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "TF006",
-        "Dedup by event time that allows no lateness.",
+        "Dedup, or a join, by event time that allows no lateness.",
         "Set allowed_lateness to the delay that your producers may have.",
         _no_lateness,
     ),

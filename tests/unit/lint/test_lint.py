@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from support.preview_joins import BY_TIME, GREETING, joined_orders
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
 from pipelines.config import parse
+from pipelines.config.text import path_text
 from pipelines.lint.docs import TARGET, render
 from pipelines.lint.reads import unread
 from pipelines.lint.rules import RULES
@@ -248,6 +250,13 @@ def test_a_function_reads_its_input_and_makes_its_outputs(input_fields: str, unr
     )
     config = parse(text, name="file", environment={})
     assert [(field.name, field.is_computed) for field in unread(config)] == [(name, name == "spare") for name in unread_fields]
+
+
+@pytest.mark.parametrize(("lateness", "paths"), [("0s", ["join.time"]), ("10s", [])])
+def test_a_join_by_time_that_allows_no_lateness_is_found(lateness: str, paths: list[str]) -> None:
+    config, _ = joined_orders({**BY_TIME, "allowed_lateness": lateness}, [GREETING])
+    (rule,) = (rule for rule in RULES if rule.code == "TF006")
+    assert [path_text(path) for path, _ in rule.find(config)] == paths
 
 
 def test_a_join_reads_its_keys_and_what_is_read_behind_it() -> None:
