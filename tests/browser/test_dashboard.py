@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from support.browser_page import Page
 from support.pipeline_case import PipelineCase
@@ -99,6 +100,32 @@ def test_the_bars_of_the_chart_add_up_to_the_figure(example: tuple[Page, WindowF
         assert euros(str(sum(float(value.strip("€").replace(",", "")) for value in values))) == shown(page, "sales")
     page.click("Orders")
     page.wait_for("Orders per 6 hours")
+
+
+def test_the_bars_are_read_by_the_arrow_keys(example: tuple[Page, WindowFigures]) -> None:
+    page, wanted = example
+    page.open(window="24h", restaurant="Chez Ana")
+    page.wait(lambda: is_one_of(page, wanted["24h", ("Chez Ana",)]), "the figures")
+    rows = page.driver.find_elements(By.CSS_SELECTOR, "#chart-table tr")
+    bars = [": ".join(cell.get_attribute("textContent") or "" for cell in row.find_elements(By.CSS_SELECTOR, "th, td")) for row in rows]
+    chart, reading = page.driver.find_element(By.CSS_SELECTOR, "#chart svg"), page.driver.find_element(By.ID, "reading")
+    for key, bar in (
+        (Keys.ARROW_RIGHT, 0),
+        (Keys.ARROW_RIGHT, 1),
+        (Keys.END, -1),
+        (Keys.ARROW_RIGHT, -1),
+        (Keys.ARROW_LEFT, -2),
+        (Keys.HOME, 0),
+    ):
+        chart.send_keys(key)
+        assert reading.text == bars[bar]
+        assert len(page.driver.find_elements(By.CSS_SELECTOR, "#chart .read")) == 1
+    # Drawn again, as with new figures, the chart keeps the focus and the bar.
+    page.driver.set_window_size(1000, 940)
+    page.wait(lambda: page.driver.find_element(By.CSS_SELECTOR, "#chart svg") != chart, "another drawing")
+    page.wait(lambda: reading.text == bars[0], "the bar that was read")
+    page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert reading.text == bars[1]
 
 
 def test_pictures_for_the_docs_and_a_small_screen(example: tuple[Page, WindowFigures]) -> None:

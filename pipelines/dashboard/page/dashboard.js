@@ -7,7 +7,7 @@ const CHART = { height: 250, least: 280, left: 54, right: 6, top: 12, bottom: 26
 const MANY_CHARACTERS = 12;
 const WORDS = { "1h": "Last hour", "24h": "Last 24 hours", "168h": "Last 7 days" };
 
-const state = { title: "", rollups: [], rollup: null, group: [], window: "", measure: "", answer: null, asked: 0 };
+const state = { title: "", rollups: [], rollup: null, group: [], window: "", measure: "", bar: null, answer: null, asked: 0 };
 
 // -- numbers and times
 
@@ -165,8 +165,14 @@ function showChart(answer) {
     showChart(answer);
     byId("measures").querySelector("[aria-pressed=true]").focus();
   });
-  byId("chart").replaceChildren(chartOf(preferred, answer.series, step));
+  const wasFocused = byId("chart").contains(document.activeElement);
   byId("reading").textContent = answer.series.some((one) => Number(one[preferred.name]) > 0) ? peak(preferred, answer.series, step) : "\u00a0";
+  const { svg, read } = chartOf(preferred, answer.series, step);
+  byId("chart").replaceChildren(svg);
+  if (wasFocused) {
+    svg.focus();
+    read(answer.series.findIndex((one) => one.begin === state.bar));
+  }
   const rows = answer.series.map((one) => element("tr", {}, element("th", { scope: "row" }, spanOf(one.begin, one.begin + step)), element("td", {}, shown(preferred, one[preferred.name]))));
   byId("chart-table").replaceChildren(element("caption", {}, byId("chart-title").textContent), ...rows);
 }
@@ -184,7 +190,18 @@ function chartOf(measure, series, step) {
   const most = lines.at(-1);
   const y = (value) => top + (height - top - bottom) * (1 - Math.max(0, value) / most);
   const slot = (width - left - right) / series.length;
-  const svg = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary(measure, series, step) });
+  const attributes = { role: "img", tabindex: 0, "aria-label": `${summary(measure, series, step)}. Arrow keys read the bars.` };
+  const svg = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, ...attributes });
+  const groups = [];
+  let at = -1;
+  const read = (index) => {
+    if (!series[index]) return;
+    at = index;
+    const { begin } = series[index];
+    state.bar = begin;
+    groups.forEach((group, number) => group.classList.toggle("read", number === index));
+    byId("reading").textContent = `${spanOf(begin, begin + step)}: ${shown(measure, series[index][measure.name])}`;
+  };
   for (const line of lines) {
     svg.append(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(line), y2: y(line) }));
     svg.append(drawn("text", { x: left - 8, y: y(line) + 4, "text-anchor": "end" }, withUnit(short.format(line), measure.unit)));
@@ -197,13 +214,20 @@ function chartOf(measure, series, step) {
     const bar = drawn("rect", { class: "bar-of-chart", x: x + slot * 0.14, width: slot * 0.72, y: y(0) - tall, height: tall, rx: Math.min(3, slot * 0.2) });
     const area = drawn("rect", { class: "slot", x, width: slot, y: top, height: height - top - bottom });
     const group = drawn("g", {}, bar, area);
-    const read = () => { byId("reading").textContent = `${spanOf(one.begin, one.begin + step)}: ${shown(measure, one[measure.name])}`; };
-    group.addEventListener("mouseenter", read);
-    group.addEventListener("click", read);
+    group.addEventListener("mouseenter", () => read(index));
+    group.addEventListener("click", () => read(index));
+    groups.push(group);
     svg.append(group);
     if (index % every === 0) svg.append(drawn("text", { x: x + slot / 2, y: height - 8, "text-anchor": "middle" }, label(one.begin, step, series)));
   });
-  return svg;
+  svg.addEventListener("keydown", (event) => {
+    const last = series.length - 1;
+    const to = { ArrowRight: Math.min(last, at + 1), ArrowLeft: at < 0 ? last : Math.max(0, at - 1), Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    read(to);
+  });
+  return { svg, read };
 }
 
 function label(begin, step, series) {
