@@ -228,6 +228,10 @@ class MemoryLog:
             first, limit = min(held, default=self._ends[stream] + 1), self.max_bytes.get(stream, -1)
             return StreamState(stream, first, self._ends[stream], len(held), self._bytes(stream), limit, {})
 
+    def states(self, streams: Sequence[str]) -> dict[str, StreamState | None]:
+        """Return the state of each stream, None before its first message."""
+        return {stream: self.state(stream) for stream in streams}
+
     def extent(self, stream: str) -> StreamState | None:
         """Return the stream's state, with its bodies counted."""
         return merged([self.state(each) for each in (stream, *body_streams(stream, self.streams))])

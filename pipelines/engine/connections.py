@@ -102,9 +102,10 @@ class Connections(Kept):
 
     def prove(self) -> None:
         """Raise HaltError unless the streams that this process reaches belong to the run: the same address may lead elsewhere."""
-        for role, known in self.run.stream_ids.items():
-            stream = self.names.stream(role)
-            state = self.log.state(stream)
+        known_ids = {self.names.stream(role): known for role, known in self.run.stream_ids.items()}
+        states = self.log.states([*known_ids])
+        for stream, known in known_ids.items():
+            state = states[stream]
             if state is None or state.metadata.get(STREAM_ID_KEY) != known:
                 raise HaltError(
                     f"reaching stream {stream} from process {os.getpid()} of {gethostname()}: it is not the one that the driver writes, so "

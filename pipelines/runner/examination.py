@@ -121,7 +121,7 @@ def _streams(config: PipelineConfig, log: JetStream) -> str:
     check_shape(config, log)
     names = Names(config.pipeline_id)
     streams = [names.stream(role) for role in all_roles(config.streams, config.topology.outs)]
-    held = [stream for stream in streams if log.state(stream) is not None]
+    held = [stream for stream, state in log.states(streams).items() if state is not None]
     if not held:
         return "JetStream answers; the first start makes the pipeline's streams"
     apart = abs((log.clock(held[0]) - datetime.now(UTC)).total_seconds())

@@ -13,6 +13,7 @@ from uuid import uuid4
 from pipelines.config import PipelineConfig, shape_of
 from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.stream_settings import check_stream
 from pipelines.connectors.nats.streams import StreamState
 from pipelines.connectors.sinks import Sink, Table
 from pipelines.connectors.sources import Source, SourceFacts
@@ -64,7 +65,8 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
 def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
     """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
     names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams, config.topology.outs)
-    found = {role: log.state(names.stream(role)) for role in roles}
+    states = log.states([names.stream(role) for role in roles])
+    found = dict(zip(roles, states.values(), strict=True))
     for present in filter(None, found.values()):
         _check_same_shape(config, present)
     missing = [role for role, state in found.items() if state is None]
@@ -76,10 +78,14 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
         )
     ids = {}
     for role in roles:
-        metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
-        size = _limit(config, role)
-        state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
-        _check_same_shape(config, state)
+        state = found[role]
+        if state is not None:
+            check_stream(state.settings, names.subjects(role))
+        else:
+            metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
+            size = _limit(config, role)
+            state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
+            _check_same_shape(config, state)
         ids[role] = state.metadata[STREAM_ID_KEY]
     return ids
 
@@ -94,8 +100,7 @@ def _limit(config: PipelineConfig, role: str) -> int:
 
 def check_shape(config: PipelineConfig, log: JetStream) -> None:
     """Raise HaltError if existing streams belong to a file of another shape. Change nothing."""
-    for role in ROLES:
-        state = log.state(Names(config.pipeline_id).stream(role))
+    for state in log.states([*map(Names(config.pipeline_id).stream, ROLES)]).values():
         if state is not None:
             _check_same_shape(config, state)
 

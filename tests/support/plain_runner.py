@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
+import pipelines.connectors.kafka.client
+import pipelines.process.leg
 import pipelines.sink.rollups
 import pipelines.sink.settling
 from pipelines.cli.app import app
@@ -110,4 +112,11 @@ def main_with_brief_inserts() -> None:
 def main_with_small_fills() -> None:
     """Let an insert into a rollup fill in some rows of the table only, so that there are several."""
     pipelines.sink.rollups.ROWS_PER_FILL = 150
+    main()
+
+
+def main_with_small_answers() -> None:
+    """Let an answer of Kafka and a plan of process be a quarter as large: a quarter of the records shows that memory does not hold them."""
+    pipelines.connectors.kafka.client.FETCH_BYTES //= 4
+    pipelines.process.leg.PLAN_BYTES //= 4
     main()

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
 from pipelines.connectors.nats.contiguous import check_contiguous
+from pipelines.connectors.nats.errors import map_error
 from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
 from pipelines.connectors.nats.stream_settings import check_stream
 from pipelines.errors import HaltError, RetryableError
@@ -41,6 +42,8 @@ class StreamState:
     bytes: int
     max_bytes: int
     metadata: dict[str, str]
+    settings: api.StreamConfig = field(default_factory=api.StreamConfig, compare=False, repr=False)
+    """The settings that the server has, for `check_stream`."""
 
 
 class Streams(Connection):
@@ -184,21 +187,28 @@ class Streams(Connection):
 
     def state(self, stream: str) -> StreamState | None:
         """Return the stream's state; None if it does not exist."""
+        return self.states([stream])[stream]
 
-        async def read() -> api.StreamInfo | None:
-            try:
-                return await js.stream_info(stream)
-            except NotFoundError:
-                return None
+    def states(self, streams: Sequence[str]) -> dict[str, StreamState | None]:
+        """Return the state of each stream, None if it does not exist; all are asked at once. Raise the error of the first that fails."""
 
+        async def read() -> list[api.StreamInfo | BaseException]:
+            return await asyncio.gather(*map(js.stream_info, streams), return_exceptions=True)
+
+        if not streams:
+            return {}
         js = self._js
-        info = self._wait(f"reading the state of stream {stream}", read())
-        if info is None:
+        infos = self._wait(f"reading the state of stream {streams[0]}", read())
+        return {stream: self._state(stream, info) for stream, info in zip(streams, infos, strict=True)}
+
+    def _state(self, stream: str, info: api.StreamInfo | BaseException) -> StreamState | None:
+        if isinstance(info, NotFoundError):
             return None
+        if isinstance(info, BaseException):
+            raise map_error(f"reading the state of stream {stream}", info, self._classes) from info
         state, config = info.state, info.config
-        return StreamState(
-            stream, state.first_seq, state.last_seq, state.messages, state.bytes, config.max_bytes or -1, dict(config.metadata or {})
-        )
+        own = config.max_bytes or -1, dict(config.metadata or {}), config
+        return StreamState(stream, state.first_seq, state.last_seq, state.messages, state.bytes, *own)
 
     def clock(self, stream: str) -> datetime:
         """Return the time at the stream's leader, whose clock stamps the messages; other hosts' may differ. Raise if there is no stream."""
@@ -228,8 +238,7 @@ class Streams(Connection):
         server, for small messages that resemble each other; frames are compressed already.
         """
         if (found := self.state(stream)) is not None:
-            existing = self._wait(f"reading the settings of stream {stream}", self._js.stream_info(stream))
-            check_stream(existing.config, subjects)
+            check_stream(found.settings, subjects)
             return found
         config = api.StreamConfig(
             name=stream,

@@ -75,7 +75,7 @@ def test_the_digest_holds_no_secret() -> None:
 @pytest.mark.parametrize("state", [None, SimpleNamespace(metadata={STREAM_ID_KEY: "other"})])
 def test_a_worker_that_reaches_other_streams_halts_first(state: Any) -> None:
     reached = RunSpec(TEXT, "pipeline", {"raw": "ours"}, {}, "", "")
-    log = SimpleNamespace(state=lambda stream: state)
+    log = SimpleNamespace(states=lambda streams: dict.fromkeys(streams, state))
     connections = Connections(reached, keep_partitions=False, log=log, config=parse(TEXT, name="worker", environment=DRIVER))
     with pytest.raises(HaltError, match="it is not the one that the driver writes, so nothing was done"):
         connections.prove()
