@@ -7,7 +7,7 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
