@@ -250,8 +250,8 @@ def test_two_ups_at_once_start_each_server_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     code = (
         "import sys; from pathlib import Path; from resources.local.stack import LocalStack\n"
-        "from resources.local.kafka.broker import Kafka; from resources.local.nats import Nats\n"
-        "print(LocalStack(Path(sys.argv[1]), kinds=[Kafka(), Nats()]).up())"
+        "from resources.local.clickhouse.service import ClickHouse; from resources.local.nats import Nats\n"
+        "print(LocalStack(Path(sys.argv[1]), kinds=[ClickHouse(), Nats()]).up())"
     )
     ups = [subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE, env=importing()) for _ in range(2)]
     try:
@@ -271,16 +271,20 @@ def importing() -> dict[str, str]:
 
 def test_up_takes_over_what_a_killed_up_started(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    stack = LocalStack(home, kinds=[Kafka()])
-    code = "import sys; from pathlib import Path; from resources.local.stack import LocalStack; LocalStack(Path(sys.argv[1])).up()"
+    stack = LocalStack(home, kinds=[ClickHouse()])
+    code = (
+        "import sys; from pathlib import Path; from resources.local.stack import LocalStack\n"
+        "from resources.local.clickhouse.service import ClickHouse\n"
+        "LocalStack(Path(sys.argv[1]), kinds=[ClickHouse()]).up()"
+    )
     command = subprocess.Popen([sys.executable, "-c", code, str(home)], env=importing())
     try:
-        wait_until((home / "servers" / "kafka" / "pid.json").exists)
+        wait_until((home / "servers" / "clickhouse" / "pid.json").exists)
         command.kill()
         command.wait()
-        started = stack.server("kafka").pid
+        started = stack.server("clickhouse").pid
         stack.up()
-        assert stack.server("kafka").pid == started
+        assert stack.server("clickhouse").pid == started
     finally:
         command.kill()
         command.wait()
@@ -334,6 +338,8 @@ def test_hung_server_is_started_anew(small_stack: LocalStack) -> None:
     identity = identify(hung)
     assert identity is not None
     identity.send(signal.SIGSTOP)
+    # On a busy machine a thread of it may answer until then.
+    wait_until(lambda: psutil.Process(hung).status() == psutil.STATUS_STOPPED)
     small_stack.up()
     assert not identity.is_running()
     assert small_stack.server("nats").pid is not None

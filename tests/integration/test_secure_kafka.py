@@ -30,7 +30,7 @@ def keytool(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def broker(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses, str, Path]]:
+def broker(stack: LocalStack, brief_brokers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses, str, Path]]:
     """(addresses with that in the clear, address with TLS and login, the certificate to trust) of a broker of our own."""
     directory = tmp_path_factory.mktemp("secure")
     store, certificate = directory / "broker.p12", directory / "broker.pem"
