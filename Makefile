@@ -11,6 +11,8 @@ EXAMPLE ?= orders
 KILL ?=
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTHON ?=
+# Where it is set, nothing keeps its byte code, and each process compiles anew what it imports: seconds of CPU.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a pipeline waits for
 # servers half of its time, so one more worker than cores keeps both busy; the crash tests' own load does that already.
@@ -92,6 +94,7 @@ constraints:
 # Nothing is resolved while it is installed: the constraints name all of it, and some versions of pip find no hash for `name[extra]`.
 # The stamp holds the place and the checksum of what was installed and is written last: an interrupted install is done again.
 # A .venv that was copied along with the tree, or whose Python is gone, is made anew.
+# The last import compiles what three workers would each compile at the same time; all of site-packages would take four times as long.
 installed:
 	@set -eu; \
 	wanted="$$(pwd -P) $$(cat pyproject.toml constraints-build.txt constraints.txt | cksum)"; \
@@ -123,6 +126,7 @@ installed:
 	$$install --require-hashes --no-build-isolation -r constraints.txt; \
 	$$install --no-build-isolation -e .; \
 	$(BIN)/tallyflow prepare || echo "Spark will start slowly until 'tallyflow prepare' has run"; \
+	$(BIN)/python -W ignore -c "import dagster.components, dagster_webserver.cli, pytest, tallyflow.pipeline"; \
 	printf '%s\n' "$$wanted" > $(STAMP)
 
 # What is written in C is built where a compiler is, again after a change of it; nothing needs it.

@@ -29,11 +29,13 @@ def checkout(tmp_path: Path) -> Path:
     return tree
 
 
-def test_an_install_prints_at_most_ten_lines(checkout: Path) -> None:
+def test_an_install_prints_at_most_ten_lines_and_compiles(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     made = make_venv(checkout)
     assert made.returncode == 0, made.stdout
     assert (checkout / ".venv" / "bin" / "tallyflow").exists()
     assert 0 < len(made.stdout.splitlines()) <= MOST_LINES, made.stdout
+    assert [*checkout.glob(".venv/lib/*/site-packages/dagster/__pycache__/__init__.*")] != []
     assert make_venv(checkout).stdout == "", "there is nothing left to do"
 
 
