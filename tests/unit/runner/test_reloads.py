@@ -69,7 +69,7 @@ def test_the_run_file_has_the_text_that_is_in_force(runner: Runner) -> None:
     found = last_run(runner.directory)
     assert found
     assert (found.config_text, found.file_version) == (EDITED, version_of(runner.config)) != (EXAMPLE, before.file_version)
-    assert found.resolve({}).sink.max_batch_size == 7
+    assert found.config.sink.max_batch_size == 7
     assert (found.stream_ids, found.stage_config) == (before.stream_ids, before.stage_config)
 
 
