@@ -7,7 +7,7 @@ The pipeline is the example with its dedup, the publisher counts instead of publ
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import pyarrow as pa
 import yaml
 
 from bench.pipeline import EXAMPLE
-from pipelines.config import OnError, parse
+from pipelines.config import parse
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.demo.events import Recipe
 from pipelines.demo.orders import orders
@@ -31,7 +31,7 @@ from pipelines.process.arrivals import Arrived, records_of
 from pipelines.process.buckets import key_owners, live_runs, shares
 from pipelines.process.compile import compile_program
 from pipelines.process.frames import process_frames
-from pipelines.process.items import ProcessItem
+from pipelines.process.items import Admission, ProcessItem
 from pipelines.process.program import Program
 from pipelines.process.run import run
 from pipelines.process.steps import Context, Step
@@ -81,7 +81,7 @@ class _Connections(Kept):
     def __init__(self, program: Program, directory: Path) -> None:
         super().__init__()
         self.names, self.log, self.engine, self.means = Names("bench"), _Log(), open_engine(), Means()
-        self.config, self.lanes = SimpleNamespace(on_error=OnError(), topology=SINGLE, sink_leg=SINGLE.sinks[0]), NO_LANES
+        self.config, self.lanes = SimpleNamespace(topology=SINGLE, sink_leg=SINGLE.sinks[0]), NO_LANES
         self.run = SimpleNamespace(stage_config=program.version, accepted_config=program.version)
         self.keep(("stage config", program.version), lambda: program)
         self._directory = directory
@@ -110,6 +110,9 @@ def program_of_the_example(buckets: int) -> Program:
     return compile_program(config, [Table("default", "orders", "MergeTree", "", tuple(columns), 0)])
 
 
+_ADMISSION = Admission(halts=False, percent=20)
+
+
 class _Step:
     """Steps of `events` events each, with the state that they leave to the next one."""
 
@@ -119,15 +122,13 @@ class _Step:
         self._events = events
         self._values = _values(size, events)
         self._sequence = 0
-        self._item = ProcessItem(start=0, to=0, config=self._program.version)
+        self._item = ProcessItem(start=0, to=0, config=self._program.version, admission=_ADMISSION)
 
     def once(self) -> dict[str, float]:
         """CPU seconds of one step, whole, and of the parts of another."""
         spent: dict[str, float] = {}
         frames = self._frames()
-        item = ProcessItem(
-            start=self._item.to, to=self._sequence, config=self._program.version, tails=self._item.tails, runs=self._item.runs
-        )
+        item = replace(self._item, start=self._item.to, to=self._sequence)
         report = _timed(spent, "whole", lambda: process_frames(self._connections, self._program, item, frames))
         assert report.counts["rows_out"] == self._events, report.counts
         self._next(item, {**item.tails, **report.tails}, {**item.runs, **report.runs})
@@ -140,7 +141,7 @@ class _Step:
         }:
             for bucket in item.runs:
                 self._connections.dedup_store(int(bucket)).storage.delete(name)
-        self._item = ProcessItem(start=item.to, to=item.to, config=item.config, tails=tails, runs=runs)
+        self._item = replace(item, start=item.to, to=item.to, tails=tails, runs=runs)
 
     def _parts(self, frames: list[Arrived], spent: dict[str, float]) -> None:
         program, engine = self._program, self._connections.engine

@@ -100,7 +100,9 @@ class StreamingJobs(dg.ConfigurableResource[None]):
     stop_timeout_seconds: float = Field(default=60.0, description="How long a stop may take: batches in work are finished.")
     drain_timeout_seconds: float = Field(default=3600.0, description="How long a drain may take until nothing waits.")
     connect_timeout_seconds: float = Field(default=60.0, description="How long a runner waits at its start for a system that is away.")
-    restart_on_change: bool = Field(default=False, description="Restart a running pipeline when its file has changed.")
+    restart_on_change: bool = Field(
+        default=False, description="Restart a running pipeline when its file has changed; reload one whose settings alone have."
+    )
 
     def environment(self) -> dict[str, str]:
         """Return the environment that resolves `${NAME}` in pipeline files: this process's environment, overridden by the resources."""

@@ -14,6 +14,7 @@ from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.config.source_ids import chosen_source
 from pipelines.control.control import ask_all
+from pipelines.control.reload import reload_runners
 from pipelines.errors import TallyflowError
 from pipelines.home import default_home
 from pipelines.preview.declared import declared_program
@@ -84,6 +85,16 @@ class Pipeline:
         config = self._config("address")
         found = ask_all(Names(config.pipeline_id).directory(default_home()))
         return Status.of(found) if found is not None else None
+
+    def reload(self, patience: timedelta = timedelta(minutes=1)) -> dict[str, str]:
+        """Let the running pipeline take the settings of its edited file; nothing stops. Wait until every leg works under them.
+
+        Return the legs that do not within `patience`, with what each waits for: they do behind their batch. Raise HaltError if nothing
+        runs on this host, or if the edit needs more than that.
+        """
+        text = read_text(self.path)
+        directory = Names(load(self.path, offline=True, text=text).pipeline_id).directory(default_home())
+        return {str(leg): why for leg, why in reload_runners(directory, text, patience).items()}
 
     def tally(self, since: datetime | None = None) -> Tally:
         """Return what each leg counted, of work done since an aware instant, if it is given."""

@@ -24,11 +24,13 @@ from dagster_project.sensors.alerting import pipelines_of
 from dagster_project.sensors.decisions import DeadLetters, DeadLettersMemory, Decision, FileSeen, LagMemory, Trouble
 from dagster_project.sensors.side_by_side import look_at_all
 from pipelines.config import PipelineConfig, run_digest
+from pipelines.config.load import read_text
 from pipelines.connectors.nats.client import JetStream
 from pipelines.control.control import find_runners, stage_config_version
 from pipelines.control.job_state import JobState
+from pipelines.control.reload import reload_runners
 from pipelines.counts import count_of
-from pipelines.errors import TallyflowError
+from pipelines.errors import HaltError, TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import tally
 from resources.alerts import Alert, AlertsResource
@@ -117,7 +119,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         job=jobs[1],
         minimum_interval_seconds=60,
         default_status=status,
-        description="Sends an alert for new, changed and faulty files; restarts a changed pipeline if `restart_on_change` is set.",
+        description="Alerts on new, changed and faulty files; reloads or restarts a changed pipeline if `restart_on_change` is set.",
     )
     def watch_files(
         context: dg.SensorEvaluationContext, streaming_jobs: StreamingJobs, tallyflow_alerts: AlertsResource
@@ -129,7 +131,7 @@ def build(files: PipelineFiles) -> dg.Definitions:
         for path, change in changes.items():
             pipeline = by_path.get(path)
             name = pipeline.config.pipeline_id if pipeline else path
-            if pipeline and change == "changed" and _is_restarted(pipeline, streaming_jobs):
+            if pipeline and change == "changed" and streaming_jobs.restart_on_change and _needs_restart(pipeline, streaming_jobs):
                 # A file may return to earlier content.
                 key = f"changed:{pipeline.key}:{seen[path].digest}:{pipeline.path.stat().st_mtime_ns}"
                 requests.append(_request("restart_pipeline", pipeline, {}, key, _IF_WANTED))
@@ -202,7 +204,8 @@ class _Tick:
 
 _FILE_REMEDIES = {
     "new": "reload the code location in Dagster, then launch start_pipeline",
-    "changed": "reload the code location, then launch restart_pipeline: a running pipeline keeps its old configuration until then",
+    "changed": "reload the code location, then launch restart_pipeline, or run `tallyflow apply`: a running pipeline keeps its old "
+    "configuration until then",
     decisions.CHANGED_BESIDE: "reload the code location; a running pipeline needs no restart",
     "faulty": "correct the file; `tallyflow validate` lists its faults",
     "deleted": "reload the code location; if the pipeline is running, stop it with `tallyflow stop`, or restore the file",
@@ -281,8 +284,16 @@ def _seen(path: Path, faults: str, mark: str) -> FileSeen:
     return FileSeen(digest, run=run if run and known == digest else run_digest(text.decode()))
 
 
-def _is_restarted(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
-    return jobs.restart_on_change and _state(pipeline, jobs).is_alive
+def _needs_restart(pipeline: Pipeline, jobs: StreamingJobs) -> bool:
+    """Let the runners of a pipeline take its changed file; return whether they live and do not, because it needs more than a reload."""
+    state = _state(pipeline, jobs)
+    if not state.is_alive or state.state == "halted":
+        return state.is_alive
+    try:
+        reload_runners(jobs.directory(pipeline.config.pipeline_id), read_text(pipeline.path), patience=timedelta())
+    except HaltError:
+        return True
+    return False
 
 
 def _state(pipeline: Pipeline, jobs: StreamingJobs) -> JobState:

@@ -23,6 +23,7 @@ from pipelines.cli import logs as log_commands
 from pipelines.cli import plan as plan_commands
 from pipelines.cli import preview as preview_commands
 from pipelines.cli import redrive as redrive_commands
+from pipelines.cli import reload as reload_commands
 from pipelines.cli import run as run_commands
 from pipelines.cli import state as state_commands
 from pipelines.cli import tap as tap_commands
@@ -186,6 +187,7 @@ for command in (
     preview_commands.preview,
     diff_commands.diff,
     apply_commands.apply,
+    reload_commands.reload,
     test_commands.test,
     types_commands.types,
     docs_commands.docs,

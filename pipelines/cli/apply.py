@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines.cli.arguments import NamedFile, announce, as_it_ran, directory_of, errors_as_exit, leave_out_pandas, out, print_json
 from pipelines.cli.made_rows import MadeRows, check_finished, made_rows, remake
 from pipelines.config import PipelineConfig, load
+from pipelines.config.load import read_text
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
 from pipelines.home import default_home
@@ -65,8 +66,9 @@ def apply(
 ) -> None:
     """Apply the edits of a pipeline file since its last start: alters the table, stops, drains, and runs the edited file.
 
-    Shows every step first, and asks. Nothing is lost if it is killed: apply again. Rows so far keep what they have, unless --reprocess
-    makes them anew: each is deleted and inserted once, with the values of the edited file.
+    Where settings alone have changed, the running pipeline takes them and goes on. Shows every step first, and asks. Nothing is lost if it
+    is killed: apply again. Rows so far keep what they have, unless --reprocess makes them anew: each is deleted and inserted once, with
+    the values of the edited file.
     """
     from pipelines.control.control import note_stop
     from pipelines.edits.apply import carry_out
@@ -81,14 +83,16 @@ def apply(
         check_applicable(asked.edit, asked.config.pipeline_id, change_stored)
         if not reprocess:
             check_finished(asked.rows, file)
-        if is_rehearsal or (asked.edit.need == Need.NOTHING and not asked.steps):
+        if is_rehearsal or (asked.edit.need <= Need.RELOAD and not asked.steps):
             return
         if not yes:
             typer.confirm("Do this?", abort=True)
-        if no_start and asked.was_wanted:
+        if no_start and asked.was_wanted and asked.edit.need > Need.RELOAD:
             # Before the steps: the sensor would start a pipeline that does not run between two of them.
             note_stop(directory_of(asked.config))
         carry_out(asked.steps, announce)
+    if asked.edit.need == Need.RELOAD:
+        return
     if no_start:
         if asked.was_wanted:
             out.print("not started, nor will Dagster's sensor: start it in Dagster, or with `tallyflow run`", highlight=False)
@@ -130,13 +134,15 @@ def _asked(
     """Compare the file with its last start, and with its tables as they are; `tries`: and with the rows that it makes of all records."""
     leave_out_pandas()
     from pipelines.connectors.nats.client import JetStream
-    from pipelines.control.control import processes, read_desired
+    from pipelines.control.control import find_runners, processes, read_desired
     from pipelines.edits.apply import steps
+    from pipelines.edits.changes import Need
     from pipelines.edits.plan import plan_edit
     from pipelines.proof.made_ranges import Made
     from pipelines.runner.file_checks import check_file, check_functions
 
-    config = load(file)
+    text = read_text(file)
+    config = load(file, text=text)
     check_file(config)
     check_functions(config)
     before, _ = as_it_ran(file, config)
@@ -145,14 +151,28 @@ def _asked(
     with closing(JetStream(before.nats, streams=before.streams)) as log:
         log.connect()
         edit = plan_edit(before, config, log, is_running=is_running, drops=drops)
+        if edit.need == Need.RELOAD:
+            edit.halted = [leg for runner in find_runners(directory) for leg in _halted(runner)]
         is_sound = not (edit.is_fixed or edit.problems)
         rows = made_rows(config, edit, log, reprocess=reprocess, tries=tries) if is_sound else MadeRows(Made())
-    means = _means(file, config, [*(("--master", master) if master else ()), *(("--spark-conf", str(spark_conf)) if spark_conf else ())])
+    means = _means(
+        file, config, text, [*(("--master", master) if master else ()), *(("--spark-conf", str(spark_conf)) if spark_conf else ())]
+    )
     todo = [] if edit.is_fixed else [*steps(edit, config, means, is_running=is_running)]
     return _Asked(config, edit, rows, todo, desired is not None and desired.state == "running")
 
 
+def _halted(runner: dict[str, Any]) -> list[str]:
+    """Return the legs of a runner that have halted; none if it does not answer."""
+    from pipelines.control.control import ANSWER_WITHIN, ask
+
+    now = ask(runner, ANSWER_WITHIN) or {"legs": {}}
+    return [leg for leg, facts in now["legs"].items() if facts["state"] == "halted"]
+
+
 def _show(file: Path, asked: _Asked, *, is_started: bool = True) -> None:
+    from pipelines.edits.changes import Need
+
     edit = asked.edit
     if not edit.changes:
         out.print(f"{file} is as it was at its last start", markup=False, highlight=False, soft_wrap=True)
@@ -168,18 +188,29 @@ def _show(file: Path, asked: _Asked, *, is_started: bool = True) -> None:
         count = count_of(edit.processed, "record")
         if not edit.remakes:
             out.print(f"{count} processed so far keep the rows that they have; the edit holds for later ones", highlight=False)
+    if edit.halted:
+        out.print(f"{', '.join(edit.halted)} has halted, so the pipeline is started again", highlight=False)
     for line in asked.rows.lines(file):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     for number, step in enumerate(asked.steps, 1):
         out.print(f"{number}. {step.what}", markup=False, highlight=False, soft_wrap=True)
-    if asked.steps and is_started:
+    if edit.need == Need.RELOAD and not asked.steps:
+        out.print("it does not run on this host: its next start takes the file", highlight=False)
+    if asked.steps and is_started and edit.need > Need.RELOAD:
         out.print(f"{len(asked.steps) + 1}. start {file}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _means(file: Path, config: PipelineConfig, of_spark: Sequence[str]) -> "Means":
+def _means(file: Path, config: PipelineConfig, text: str, of_spark: Sequence[str]) -> "Means":
+    from pipelines.cli.reload import reload_with
     from pipelines.edits.apply import Means
 
-    return Means(partial(_stop, config), partial(_drain, file, of_spark), partial(_rebucket, file, config), partial(remake, config))
+    return Means(
+        partial(reload_with, file, config, text),
+        partial(_stop, config),
+        partial(_drain, file, of_spark),
+        partial(_rebucket, file, config),
+        partial(remake, config),
+    )
 
 
 def _stop(config: PipelineConfig) -> None:

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "tallyflow diff orders.yaml edited.yaml --from-raw 1h",
     ),
     "apply": ("tallyflow apply orders.yaml", "tallyflow apply orders.yaml --dry-run", "tallyflow apply orders.yaml --yes --no-start"),
+    "reload": ("tallyflow reload orders.yaml",),
     "test": ("tallyflow test orders.yaml", "tallyflow test orders.yaml orders.tests.yaml --junit results.xml"),
     "dagster": ("tallyflow dagster",),
     "dashboard": ("tallyflow dashboard orders.yaml --port 8080",),

@@ -17,7 +17,7 @@ from pipelines.cli.examples import EXAMPLES
 
 TARGET = Path("docs")
 FAMILIES = {
-    "check": ("Check and run", "validate doctor schema run logs apply stop delete prepare"),
+    "check": ("Check and run", "validate doctor schema run logs apply reload stop delete prepare"),
     "try": ("Try before it runs", "init preview test diff lint ddl docs types"),
     "watch": ("Watch and prove", "status tap tally audit verify dashboard"),
     "dead-letters": ("Dead letters", "dlq"),

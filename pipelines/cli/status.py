@@ -120,6 +120,13 @@ def _table(now: Mapping[str, Any], rates: Mapping[str, float]) -> Table:
     return table
 
 
+def _under_earlier(now: Mapping[str, Any]) -> str:
+    """Return which legs do not work under the reloaded settings yet; empty if all do, or if runners here have different ones."""
+    digest = now["settings"]["digest"]
+    legs = ", ".join(name for name, leg in now["legs"].items() if digest and leg["settings"] != digest)
+    return f"; {legs}: when the batch is done" if legs else ""
+
+
 def _idle(batch: Mapping[str, Any], at: float) -> str:
     """Return how long ago a leg's last batch ended; empty before its first."""
     if not batch:
@@ -169,6 +176,8 @@ def _messages(now: Mapping[str, Any]) -> Iterator[Text]:
     for name, leg in now["legs"].items():
         if leg["message"]:
             yield Text(f"{name}: {leg['message']}", style=_STYLES.get(leg["state"], ""))
+    if at := now["settings"]["reloaded_at"]:
+        yield Text(f"settings reloaded at {at}{_under_earlier(now)}")
     yield from (Text(facts["advice"]) for facts in now["streams"].values() if facts["advice"])
     if now["purge_failure"]:
         yield Text(f"purging the streams failed and will be retried: {now['purge_failure']}")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
@@ -99,14 +100,39 @@ def field_named(model: type[Model], key: str) -> FieldInfo | None:
     return next((field for name, field in model.model_fields.items() if (field.alias or name) == key), None)
 
 
-def theirs(default: Any, description: str, **options: Any) -> Any:
-    """Declare a field of GlassFlow's format; a required one has the default `...`."""
-    return Field(default, description=description, **options)
+class Effect(IntEnum):
+    """When a changed field takes effect, the soonest first.
+
+    `AT_ONCE`: no runner reads it. `RELOAD`: a leg may go on under the new value behind any of its batches, because the value decides
+    nothing about a row, its identity, a plan or a proof. `RESTART`: anything else.
+    """
+
+    AT_ONCE = 0
+    RELOAD = 1
+    RESTART = 2
 
 
-def ours(default: Any, description: str, **options: Any) -> Any:
-    """Declare a field that GlassFlow's format does not have."""
-    return Field(default, description=description, json_schema_extra={"x-ours": True}, **options)
+_EFFECT = "x-effect"
+
+
+def theirs(default: Any, description: str, effect: Effect = Effect.RESTART, **options: Any) -> Any:
+    """Declare a field of GlassFlow's format; a required one has the default `...`. `effect`: of the field and of all below it."""
+    return Field(default, description=description, json_schema_extra=_extra(effect), **options)
+
+
+def ours(default: Any, description: str, effect: Effect = Effect.RESTART, **options: Any) -> Any:
+    """Declare a field that GlassFlow's format does not have. `effect`: of the field and of all below it."""
+    return Field(default, description=description, json_schema_extra={"x-ours": True, **_extra(effect)}, **options)
+
+
+def _extra(effect: Effect) -> dict[str, Any]:
+    return {} if effect == Effect.RESTART else {_EFFECT: effect.name.lower()}
+
+
+def effect_of_field(field: FieldInfo) -> Effect:
+    """Return when a change of a field takes effect: at the next start unless its declaration says otherwise."""
+    extra = field.json_schema_extra
+    return Effect[str(extra[_EFFECT]).upper()] if isinstance(extra, dict) and _EFFECT in extra else Effect.RESTART
 
 
 def report(title: str, faults: Iterable[tuple[Location, str]]) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pipelines.config.base import Model, models_in
+from pipelines.config.base import Effect, Model, field_named, models_in
+from pipelines.config.effects import ITEM, NAMED, Place, effects, shown
 from pipelines.config.pipeline import PipelineConfig
 from pipelines.config.schema import model_schema
 from pipelines.config.table_model import TableModel
@@ -28,6 +29,13 @@ def _titles(model: type[Model] = PipelineConfig, path: str = "", kind: str = "")
             yield from _titles(inner, at, own or kind)
 
 
+_RELOADED = """## Fields that take effect without a restart
+
+A running pipeline takes a change of these fields between two batches ([how](changing.md#without-a-restart)); `lanes` only if there are
+fewer of them. `name`, `metadata`, `checks` and `alerts` are read by no runner, and hold at once. Any other change needs a start, or more.
+"""
+
+
 _TITLES = {name: ", ".join(title for model, title in _titles() if model == name) for name, _ in _titles()}
 """Heading of each model, in the order of the page."""
 
@@ -39,7 +47,23 @@ def render() -> str:
     contents = " ·\n".join(
         f"[{title}](#{_anchor(title)})" for title in ("The root", *(title for name, title in _TITLES.items() if name in models))
     )
-    return "\n".join([_PROSE, "## Reference\n", contents + "\n", *sections])
+    return "\n".join([_PROSE, _reloaded(), "## Reference\n", contents + "\n", *sections])
+
+
+def _reloaded() -> str:
+    """Return the section on the fields that a running pipeline takes up."""
+    rows = [f"| `{shown(place)}` | {_meaning(place)} |" for place, effect in effects().items() if effect == Effect.RELOAD]
+    return "\n".join([_RELOADED, "| Field | Meaning |", "|---|---|", *rows, ""])
+
+
+def _meaning(place: Place) -> str:
+    """Return the first sentence of a field's description."""
+    models: list[type[Model]] = [PipelineConfig]
+    found = ""
+    for name in (part for part in place if part not in (ITEM, NAMED)):
+        fields = [field for model in models if (field := field_named(model, name)) is not None]
+        found, models = str(fields[0].description), [model for field in fields for model in models_in(field.annotation)]
+    return " ".join(found.split()).partition(". ")[0].removesuffix(".") + "."
 
 
 def _section(title: str, model: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipelines.config.base import External, Faults, Model, no_flag, ours
+from pipelines.config.base import Effect, External, Faults, Model, no_flag, ours
 from pipelines.error_classes import TUNABLE, ErrorClasses, names_of, row_named, why_not
 from pipelines.error_classes.rows import ErrorClass, System
 
@@ -19,11 +19,13 @@ class OnError(Model):
     rejected: Literal["dead_letter", "halt"] = ours(
         "dead_letter",
         "What happens to a record that a stage or ClickHouse rejects: it becomes a dead letter, or the leg halts before it does.",
+        Effect.RELOAD,
     )
     max_rejected_percent: Annotated[int, Field(ge=1, le=100), BeforeValidator(no_flag)] = ours(
         20,
         "The rejection limit: if one stage rejects more than this share of at least 1,000 records for one cause, the leg halts before they "
         "become dead letters. 100 disables the limit; `tallyflow run FILE --accept` lets the records pass.",
+        Effect.RELOAD,
     )
     clickhouse: dict[str, ErrorClass] = ours({}, "ClickHouse errors by name, or by code in quotes: `retryable`, `record` or `halt`.")
     nats: _Passing = ours({}, "NATS errors by name, or by code in quotes: `retryable` or `halt`.")

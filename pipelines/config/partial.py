@@ -11,7 +11,7 @@ from pipelines.config.base import Faults, Location, Model, is_map, model_for, mo
 
 
 @cache
-def _adapter(model: type[Model], name: str) -> TypeAdapter[Any]:
+def adapter_of(model: type[Model], name: str) -> TypeAdapter[Any]:
     """Build the validator of a field once: a faulty file may hold thousands of faulty objects."""
     return TypeAdapter(model.model_fields[name].rebuild_annotation())
 
@@ -39,7 +39,7 @@ class Partial:
     def _check(self, name: str, field: FieldInfo, raw: Any) -> None:
         models = models_in(field.annotation)
         try:
-            self._values[name] = _adapter(self._model, name).validate_python(raw)
+            self._values[name] = adapter_of(self._model, name).validate_python(raw)
         except ValidationError:
             # The fault itself is reported by the validation of the whole file.
             many = get_origin(field.annotation) is tuple

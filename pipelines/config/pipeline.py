@@ -11,6 +11,7 @@ from pipelines.config import rules
 from pipelines.config.alerts import Alerts
 from pipelines.config.base import (
     Duration,
+    Effect,
     Faults,
     Location,
     Model,
@@ -78,7 +79,9 @@ class StreamResources(Model):
 
     model_config = ConfigDict(json_schema_extra=_with_spellings)
 
-    max_age: Window = theirs(timedelta(hours=24), "How long records are kept after they were delivered; this much can be rebuilt.")
+    max_age: Window = theirs(
+        timedelta(hours=24), "How long records are kept after they were delivered; this much can be rebuilt.", Effect.RELOAD
+    )
     max_bytes: Size = theirs(
         0,
         "Largest size of raw and of out: 0 is unlimited, else at least 3.5 MiB. "
@@ -214,11 +217,14 @@ class DeadLetterLimits(Model):
     """How dead letters are kept and redriven."""
 
     max_attempts: Annotated[int, Field(ge=1, le=1000), BeforeValidator(no_flag)] = ours(
-        5, "A record that was rejected this many times is parked: its dead letter is redriven only when it is selected by position."
+        5,
+        "A record that was rejected this many times is parked: its dead letter is redriven only when it is selected by position.",
+        Effect.RELOAD,
     )
     max_age: Window | None = ours(
         None,
         "Dead letters older than this are discarded and counted; redriven ones are deleted. Default: dead letters are kept forever.",
+        Effect.RELOAD,
     )
     max_bytes: Size = ours(
         0, "Largest size of the dead-letter stream, 0 is unlimited; a full stream blocks the pipeline and loses nothing."
@@ -238,7 +244,7 @@ class PipelineConfig(Model):
         ),
         Field(json_schema_extra={"pattern": PIPELINE_ID}),
     ] = theirs(..., "Name of the pipeline in streams, tokens and directories; never changes.")
-    name: str = theirs("", "Display name.")
+    name: str = theirs("", "Display name.", Effect.AT_ONCE)
     sources: Annotated[tuple[Source, ...], Field(min_length=1, max_length=16)] = theirs(
         ...,
         "Kafka topics, of one cluster or several. The records of all become rows side by side, unless a join combines two. Their ids and "
@@ -262,7 +268,7 @@ class PipelineConfig(Model):
         "Several tables instead of `sink`, each with an `id`, the records that it takes (`when`) and a mapping. Their ids and their order "
         "are fixed once the pipeline has run.",
     )
-    metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.")
+    metadata: Metadata = theirs(Metadata(), "Tags and owners of the pipeline.", Effect.AT_ONCE)
     resources: Resources = theirs(Resources(), "Retention of the streams; the rest is accepted and ignored.")
     nats: NatsConnection = ours(NatsConnection(), "How to reach NATS.")
     buckets: Annotated[int, Field(ge=1, le=1024), BeforeValidator(no_flag)] = ours(
@@ -273,6 +279,7 @@ class PipelineConfig(Model):
         "The most tasks that share the work of all legs: the legs' own, and while these cannot keep up further ones, each in a slot of "
         "Spark of its own. At most as many as `buckets`. It changes no result, and may be changed at every start. The table must "
         "remember 4 insert tokens for each.",
+        Effect.RELOAD,
     )
     streams: Annotated[int, Field(ge=1, le=64), BeforeValidator(no_flag)] = ours(
         1,
@@ -287,8 +294,8 @@ class PipelineConfig(Model):
     on_error: OnErrorField = ours(OnError(), "What stops the pipeline: a value of `rejected`, or an object. Default: `dead_letter`.")
 
     dead_letters: DeadLetterLimits = ours(DeadLetterLimits(), "Limits of dead letters.")
-    checks: Checks = ours(Checks(), "The checks of the table, and which of them block its publication.")
-    alerts: Alerts = ours(Alerts(), "When Dagster's sensors act on the pipeline and send alerts.")
+    checks: Checks = ours(Checks(), "The checks of the table, and which of them block its publication.", Effect.AT_ONCE)
+    alerts: Alerts = ours(Alerts(), "When Dagster's sensors act on the pipeline and send alerts.", Effect.AT_ONCE)
 
     unshown: ClassVar[frozenset[str]] = frozenset({"state_uri"})
     """Fields whose value no message may show: like a URL, a URI may hold credentials by mistake."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
-from pipelines.config.base import Faults, Model, Positive, Size, Text, Whole, Window, matching, ours
+from pipelines.config.base import Effect, Faults, Model, Positive, Size, Text, Whole, Window, matching, ours
 
 TABLE_NAME = r"^[a-z][a-z0-9_]{0,39}$"
 TableName = Annotated[
@@ -58,12 +58,12 @@ class TableModel(Model):
         "The column or columns that identify a row, in the order of the look-ups' own key. At the end of it, or alone, "
         "`{between: [FROM, TO], includes_end: true}`: the field lies between two columns.",
     )
-    refresh: Window = ours(timedelta(minutes=10), "Time between two snapshots, at least 1 s.")
-    min_rows: Whole = ours(1, "A snapshot with fewer rows is refused: the table may be in the middle of being loaded.")
-    max_rows: Positive = ours(10_000_000, "A snapshot with more rows is refused.")
-    max_bytes: Size = ours(1024**3, "A snapshot that takes more is refused; every process that looks up holds it in memory.")
+    refresh: Window = ours(timedelta(minutes=10), "Time between two snapshots, at least 1 s.", Effect.RELOAD)
+    min_rows: Whole = ours(1, "A snapshot with fewer rows is refused: the table may be in the middle of being loaded.", Effect.RELOAD)
+    max_rows: Positive = ours(10_000_000, "A snapshot with more rows is refused.", Effect.RELOAD)
+    max_bytes: Size = ours(1024**3, "A snapshot that takes more is refused; every process that looks up holds it in memory.", Effect.RELOAD)
     max_age: Window | None = ours(
-        None, "Halt process when the newest snapshot is older. Default: go on with the old one while it cannot be fetched."
+        None, "Halt process when the newest snapshot is older. Default: go on with the old one while it cannot be fetched.", Effect.RELOAD
     )
 
     @property

@@ -35,7 +35,7 @@ DESIRED_FILE = "desired.json"
 LAUNCHED_FILE = "launched.json"
 _LOCK_FILE = "control.lock"
 _HALTED_FILE = "halted-{}.json"
-_ANSWER_WITHIN = timedelta(seconds=10)
+ANSWER_WITHIN = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ def file_version(runners: Sequence[dict[str, Any]]) -> str | None:
 
 
 @cache
-def _client() -> "httpx.Client":
+def http_client() -> "httpx.Client":
+    """Return the client of this process for runners on this host."""
     import httpx
 
     # Without a proxy, and made once: a new client for each request would read the system's certificates each time.
@@ -226,7 +227,7 @@ def _get(runner: dict[str, Any], path: str, timeout: timedelta) -> "httpx.Respon
     import httpx
 
     try:
-        return _client().get(f"http://127.0.0.1:{runner['port']}/{path}", timeout=timeout.total_seconds())
+        return http_client().get(f"http://127.0.0.1:{runner['port']}/{path}", timeout=timeout.total_seconds())
     except httpx.HTTPError:
         return None
 
@@ -243,6 +244,7 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "at": snapshots[0]["at"],
         "uptime_seconds": min(snapshot["uptime_seconds"] for snapshot in snapshots),
         "legs": {leg: legs[leg] for leg in in_data_order(map(LegId.parse, legs))},
+        "settings": _settings_together([one for snapshot in snapshots if (one := snapshot.get("settings"))]),
         "lanes": {name: max(snapshot["lanes"][name] for snapshot in snapshots) for name in ("wanted", "working")},
         "lag": {partition: count for snapshot in snapshots for partition, count in snapshot["lag"].items()},
         **({"ledger_tables": ledger_tables} if ledger_tables else {}),
@@ -252,12 +254,18 @@ def together(snapshots: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _settings_together(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of all runners: no digest if they differ, and the time of the last reload."""
+    digests, times = {one["digest"] for one in settings}, [one["reloaded_at"] for one in settings if one["reloaded_at"]]
+    return {"digest": digests.pop() if len(digests) == 1 else "", "reloaded_at": max(times, default=None)}
+
+
 def ask_all(directory: Path) -> dict[str, Any] | None:
     """Return the status of all runners of a pipeline together; None without one. Raise HaltError for a runner that does not answer."""
     runners = find_runners(directory)
-    answers = [answer for runner in runners if (answer := ask(runner, _ANSWER_WITHIN)) is not None]
+    answers = [answer for runner in runners if (answer := ask(runner, ANSWER_WITHIN)) is not None]
     if len(answers) < len(find_runners(directory)):
-        seconds = _ANSWER_WITHIN.total_seconds()
+        seconds = ANSWER_WITHIN.total_seconds()
         raise HaltError(f"asking the runner of {directory.name}: no answer within {seconds:.0f} s; ask again, or stop and start it")
     return together(answers) if answers else None
 

@@ -23,8 +23,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Means:
-    """How a pipeline is stopped, drained under the file that it ran with, and rebucketed, and how its rows so far are made anew."""
+    """How a pipeline is stopped, drained under the file that it ran with, and rebucketed, and how its rows so far are made anew.
 
+    `reload`: how the running pipeline takes the settings of the edited file.
+    """
+
+    reload: Callable[[], None]
     stop: Callable[[], None]
     drain: Callable[[], None]
     rebucket: Callable[[], None]
@@ -32,10 +36,17 @@ class Means:
 
 
 def steps(edit: Edit, config: PipelineConfig, means: Means, *, is_running: bool) -> Iterator[Step]:
-    """Yield the steps before the start of the edited file, in their order; none for an edit that holds at once."""
+    """Yield the steps before the start of the edited file, in their order; none for an edit that holds at once.
+
+    A reload is the only step of its edit, and no start follows it.
+    """
     for leg, one in edit.early:
         yield _alter(config, leg, one)
     if edit.need == Need.NOTHING:
+        return
+    if edit.need == Need.RELOAD:
+        if is_running:
+            yield Step("reload: each leg takes the new settings behind its batch, and nothing stops", means.reload)
         return
     if is_running:
         yield Step("stop the runner: batches in work are finished", means.stop)

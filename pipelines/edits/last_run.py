@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from pipelines.engine.run_spec import RunSpec, read_run
-
-RUN_FILE = "run.json"
+from pipelines.engine.run_spec import RUN_FILE, RunSpec, read_run
 
 
 def last_run(directory: Path) -> RunSpec | None:

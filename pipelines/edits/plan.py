@@ -26,6 +26,7 @@ class Edit:
     """What an edit asks for. `processed`: the records whose rows were made under earlier files. `waits`: whether rows are still under way.
 
     `tables`: by sink leg, those that are there. `problems`: why it cannot be applied. `remakes`: whether the rows so far are made anew.
+    `halted`: legs of the running pipeline that have halted.
     """
 
     changes: list[Change]
@@ -34,10 +35,16 @@ class Edit:
     tables: dict[LegId, TableEdit] = field(default_factory=dict)
     problems: list[Fault] = field(default_factory=list)
     remakes: bool = False
+    halted: list[str] = field(default_factory=list)
 
     @property
     def need(self) -> Need:
-        """The most that a change or a table needs."""
+        """The most that a change or a table needs; a leg that has halted begins again at a start only."""
+        most = self._most
+        return Need.RESTART if most == Need.RELOAD and self.halted else most
+
+    @property
+    def _most(self) -> Need:
         is_late = self.remakes or any(edit.late or edit.lossy for edit in self.tables.values())
         altered = Need.DRAIN if is_late else Need.NOTHING
         early = Need.RESTART if any(edit.early or edit.widening for edit in self.tables.values()) else Need.NOTHING

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import duckdb
 
 from pipelines.config import PipelineConfig
+from pipelines.config.settings import with_settings
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.engine.lanes import NO_LANES, Lanes
@@ -99,6 +100,13 @@ class Connections(Kept):
             return self
         seen = self.config.seen_from(leg)
         return self.keep(("of", leg), lambda: Connections(self.run, self._keep_partitions, self.log, seen, self.lanes, self._note))
+
+    def take_settings(self, settings: str) -> None:
+        """Take other settings of the pipeline file. What is open stays open: no setting is one of a connection.
+
+        Only for the connections of a leg, between two of its batches; a lane is told what counts for an item with the item.
+        """
+        self.config, self.run = with_settings(self.config, settings), replace(self.run, settings=settings)
 
     def prove(self) -> None:
         """Raise HaltError unless the streams that this process reaches belong to the run: the same address may lead elsewhere."""

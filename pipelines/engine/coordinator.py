@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from pipelines.config.settings import settings_digest
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
 from pipelines.engine.line import Answer, Join, Joined, Process, Report
@@ -84,6 +85,9 @@ class Coordinator:
         self._stop_callbacks: list[Callable[[], None]] = []
         self._border_callbacks: list[Callable[[], None]] = []
         self._kept_lanes = 0
+        self.allowed_lanes = self.most_lanes
+        """The number of lanes that the run may keep, as the pipeline file says now."""
+        self._settings = ""
         self._begun_epoch, self._epoch_tasks, self._ended_epoch = 0, 0, 0
         self._to_begin = 0
         self._begun: set[Process] = set()
@@ -122,7 +126,8 @@ class Coordinator:
             now = self._clock()
             self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
             lane = 0 if epochs else self._lane(free[0])
-            return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch)
+            settings = self._settings if epochs else ""
+            return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch, settings=settings)
 
     def _lease_seconds(self, number: int) -> float:
         return max(0.0, min([RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])]))
@@ -161,10 +166,22 @@ class Coordinator:
             member.until = member.heard_at + seconds
             is_stopping = self.is_stopping or member.is_leaving or report.share >= self.tasks
             lanes = tuple(map(self._lane, self._working_lanes))
+            settings = self._news_for(report)
         for note in report.notes:
             self._announce(note)
         self.changed.set()
-        return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch)
+        return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch, settings=settings)
+
+    def _news_for(self, report: Report) -> str:
+        """Return the settings that a share of legs has not been sent yet, empty if there are none: a lane's work has them in its items."""
+        is_told = not self._settings or report.settings == settings_digest(self._settings)
+        return "" if is_told or not self.shares[report.share] else self._settings
+
+    def take_settings(self, settings: str, lanes: int) -> None:
+        """Send other settings of the pipeline file to every process with legs, and to those that join later; allow so many lanes."""
+        with self._lock:
+            self._settings, self.allowed_lanes = settings, min(lanes, self.most_lanes)
+        self._let_report()
 
     def look(self) -> None:
         """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS.
@@ -191,7 +208,7 @@ class Coordinator:
 
     @property
     def most_lanes(self) -> int:
-        """The number of lanes that there may be."""
+        """The number of lanes for which there are shares."""
         return sum(not legs for legs in self.shares)
 
     @property
@@ -252,6 +269,10 @@ class Coordinator:
         if self._ended_epoch == self._begun_epoch:
             return
         self._ended_epoch = self._begun_epoch
+        self._let_report()
+
+    def _let_report(self) -> None:
+        """Let every process report at once: the answer has news."""
         for callback in self._border_callbacks:
             callback()
 
@@ -260,7 +281,7 @@ class Coordinator:
         self._stop_callbacks.append(callback)
 
     def on_border(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when an epoch is over."""
+        """Call `callback` when an epoch is over, or the settings are others."""
         self._border_callbacks.append(callback)
 
     @property

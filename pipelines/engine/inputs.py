@@ -44,6 +44,8 @@ class Input(ABC):
 
     def __init__(self) -> None:
         self._woken = Event()
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called on the leg's thread before each look: no batch is at work."""
 
     def wake(self) -> None:
         """End a wait early: there is news, or the leg is to stop. For any thread."""
@@ -56,6 +58,7 @@ class Input(ABC):
         """
         while not stop.is_set():
             self._woken.clear()
+            self.on_turn()
             try:
                 end = admit(start, self._available(start), self.limit)
                 if end != start:
@@ -221,10 +224,11 @@ class StreamInput(Input):
         """Create without looking. `when_idle`: called while nothing waits; returns True if it has more to do."""
         super().__init__()
         self._when_idle, self._has_more = when_idle, False
-        self._log, self._names, self._leg, self._upstream, self._hold, self._clock = log, names, leg, upstream, hold, clock
+        self._log, self._names, self._leg, self._upstream, self.hold, self._clock = log, names, leg, upstream, hold, clock
         self._held_until: float | None = None
         """Set while rows wait for the end of the interval."""
-        self._next_at = clock()
+        self._last_at: float | None = None
+        """The time of the last batch, from which the hold counts, whatever it was then."""
         self._subscribed = 0
 
     def _available(self, start: Offset) -> Offset:
@@ -235,10 +239,11 @@ class StreamInput(Input):
         if last == start["sequence"]:
             self._has_more = self._when_idle()
             return start
-        if self._clock() < self._next_at and self._rows_waiting() < self._hold.rows:
-            self._held_until = self._next_at
+        next_at = self._clock() if self._last_at is None else self._last_at + self.hold.seconds
+        if self._clock() < next_at and self._rows_waiting() < self.hold.rows:
+            self._held_until = next_at
             return start
-        self._next_at = self._clock() + self._hold.seconds
+        self._last_at = self._clock()
         return {"sequence": last}
 
     def _subscribe(self) -> None:

@@ -14,12 +14,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set, wait_exponential_jitter
 from tenacity.wait import wait_base
 
+from pipelines.config.settings import settings_digest
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Input, Offset
 from pipelines.errors import DataLossError, FencedError, RetryableError
 from pipelines.protocol.bodies import InputMark
-from pipelines.protocol.codec import Count, Form, Seconds, Text
+from pipelines.protocol.codec import Count, Digest, Form, Seconds, Text
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.ledger import Chain, D, Entry, P, Totals
 from pipelines.protocol.records import Message, digest
@@ -43,6 +44,7 @@ class LegStatus(Form):
     `state`: starting, running, waiting, halted or stopped. `warning`: a fault that does not stop the leg. `failure`: the error that halted
     it (`failures.to_failure`). `reached`: the end of its last `done`. `lane_parts`: the parts of its batches that lanes have done.
     `seconds_large`: the part of `seconds_busy` that went into batches large enough for lanes, without those that waited for a system.
+    `settings`: the digest of those of the file under which it works.
     """
 
     state: Text = "starting"
@@ -57,6 +59,7 @@ class LegStatus(Form):
     seconds_busy: Seconds = 0.0
     seconds_large: Seconds = 0.0
     reached: dict[Text, Count] = field(default_factory=dict)
+    settings: Digest = ""
 
 
 class Tenure(Protocol):
@@ -152,6 +155,16 @@ class Leg(ABC, Generic[P, D]):
 
     def between_plans(self) -> None:
         """Do what needs that no plan is open, before each plan; may be called again after any failure."""
+
+    @property
+    def is_between_plans(self) -> bool:
+        """Whether the chain has no open plan: what an earlier process has begun is finished."""
+        return self.chain.state.plan is None
+
+    def take_settings(self, settings: str) -> None:
+        """Work under other settings of the pipeline file from now on. Call it between two batches, on the leg's thread."""
+        self.connections.take_settings(settings)
+        self.status.settings = settings_digest(settings)
 
     def show_progress(self) -> None:
         """Show how far the leg is at the system that it reads, for the ordinary tools of that system."""

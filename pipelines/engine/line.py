@@ -19,7 +19,7 @@ from pipelines.control.processes import ProcessIdentity, start_mark
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
 from pipelines.errors import HaltError, RetryableError, TallyflowError
-from pipelines.protocol.codec import Count, F, Flag, Form, FormError, Seconds, Text, from_text, to_text
+from pipelines.protocol.codec import Count, Digest, F, Flag, Form, FormError, Seconds, Text, from_text, to_text
 
 REPORT_EVERY_SECONDS = 1.0
 _FAILED = b"!"
@@ -73,7 +73,8 @@ class Join(Form):
 class Joined(Form):
     """The share: its epochs by leg, or the number of its `lane`; neither while no share is free (ask again), nor if there is no use for it.
 
-    `lanes`: how many the run may have. `held_by`: the processes that have the shares, if none is free. `ended_epoch`: as in `Answer`.
+    `lanes`: how many the run may have. `held_by`: the processes that have the shares, if none is free. `ended_epoch`, `settings`: as in
+    `Answer`.
     """
 
     share: Count = 0
@@ -83,13 +84,15 @@ class Joined(Form):
     is_stopping: Flag = False
     held_by: tuple[Process, ...] = ()
     ended_epoch: Count = 0
+    settings: Text = ""
 
 
 @dataclass(frozen=True)
 class Report(Form):
     """The state of a share's legs. `notes`: what the runner shall announce.
 
-    `has_task`: a task of Spark holds the share, of this `epoch` of the query. `has_ended`: the process does no more for it.
+    `has_task`: a task of Spark holds the share, of this `epoch` of the query. `has_ended`: the process does no more for it. `settings`: the
+    digest of those that the runner has sent last.
     """
 
     share: Count
@@ -99,6 +102,7 @@ class Report(Form):
     has_task: Flag = True
     epoch: Count = 0
     has_ended: Flag = False
+    settings: Digest = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Answer(Form):
     """For how many seconds from the report on nobody else is given the share; whether to stop, orderly, or at once (`is_replaced`).
 
     `lanes`: the numbers of the lanes that work. `ended_epoch`: the last epoch of the query that is over; a task of it ends, its share goes
-    on.
+    on. `settings`: of the file since the last reload (`config.settings`), for a share of legs that has not been sent them; else empty.
     """
 
     seconds: Seconds = 0.0
@@ -114,6 +118,7 @@ class Answer(Form):
     is_replaced: Flag = False
     lanes: tuple[Count, ...] = ()
     ended_epoch: Count = 0
+    settings: Text = ""
 
 
 class Line(Protocol):

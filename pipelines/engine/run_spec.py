@@ -1,8 +1,8 @@
 """The facts on which every process of one run must agree: a small file in the run's directory, written before the first leg starts.
 
 It holds the pipeline file's own text, with `${...}` and file references unresolved, so that a secret that is only referenced is neither on
-disk nor in Spark's plans: each process resolves those from its own environment. Variables outside of secrets travel along. An edit of the
-pipeline file while it runs has no effect until the next start.
+disk nor in Spark's plans: each process resolves those from its own environment. Variables outside of secrets travel along. Of an edit while
+it runs only the settings take effect (`config.settings`), which the runner sends to its processes; anything else waits for the next start.
 """
 
 import hashlib
@@ -14,10 +14,14 @@ from pathlib import Path
 from socket import gethostname
 
 from pipelines.config import PipelineConfig, parse
+from pipelines.config.settings import with_settings
 from pipelines.config.variables import variables_of
 from pipelines.errors import ConfigurationError, HaltError
 from pipelines.private import write_whole
 from pipelines.protocol.naming import Names
+
+RUN_FILE = "run.json"
+"""Name of the file in the directory of a start."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class RunSpec:
     or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for none. `resolved`: the
     `resolved_digest` of the driver's configuration, empty for any. `variables`: those that hold no secret, as the driver has them, empty
     if they are not set. `file_version`: the version of the file's configuration
-    (`config.version_of`), to detect a later change of the file.
+    (`config.version_of`), to detect a later change of the file. `settings`: those that the runner has sent since, empty for the text's own.
     """
 
     config_text: str
@@ -42,6 +46,7 @@ class RunSpec:
     resolved: str = ""
     targets: dict[str, dict[str, int]] | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
 
     @classmethod
     def beside(cls, config_text: str, config: PipelineConfig, state_storage: str = "") -> "RunSpec":
@@ -75,7 +80,7 @@ class RunSpec:
                 f"resolving {self.config_name}: {here} the pipeline file means another configuration than in the driver, so nothing was "
                 f"done. {self._remedy}"
             )
-        return config
+        return with_settings(config, self.settings) if self.settings else config
 
     @property
     def _remedy(self) -> str:

@@ -75,7 +75,7 @@ class Buckets:
         counts: Counter[str] = Counter()
         late = self._append_first_of_keys(bucket, rows, frames, counts)
         late_dead_letters = self._late_dead_letters(late) if late.num_rows else late
-        admit(self._connections, self._item.config, LATE, (rows.num_rows, str(bucket), self._item.to), late_dead_letters)
+        admit(self._connections, self._item, LATE, (rows.num_rows, str(bucket), self._item.to), late_dead_letters)
         if late.num_rows == 0:
             return dict(counts), None
         counts.update({REJECTED.total: late.num_rows, "rejected.dedup.late": late.num_rows})

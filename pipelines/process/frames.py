@@ -147,7 +147,7 @@ def _admitted(
     Raise HaltError if the dead letters must not be written, UndecidedError if the plan must name some of them first.
     """
     seen = (sum(frame.message.rows for frame in frames if not is_redriven(frame.message.subject)), "", frames[-1].message.sequence)
-    admit(connections, item.config, STAGES, seen, made.dead_letters)
+    admit(connections, item, STAGES, seen, made.dead_letters)
     if found := undecided(made.dead_letters, item.poison):
         raise UndecidedError(f"{len(found)} records are not decided yet: {found[0][4]}", found)
     add_counts(counts, made.counts)

@@ -4,12 +4,20 @@ from dataclasses import dataclass, field
 
 from pipelines.process.arrivals import FRAMES_PER_STEP
 from pipelines.protocol.bodies import NOTHING, ClockReset, Lookups, Poison, Waiting, Watermarks
-from pipelines.protocol.codec import Count, Form, Long, Text, Version
+from pipelines.protocol.codec import Count, Flag, Form, Long, Text, Version
 from pipelines.protocol.ledger import Totals
 from pipelines.protocol.run_lists import Lists
 
 SubjectTail = tuple[Count, Text]
 """The end of a subject: its last sequence, and the last position that its frames cover; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Admission(Form):
+    """What `on_error` says of dead letters when the leg begins the work: whether any stops it, and the share of the rejection limit."""
+
+    halts: Flag
+    percent: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +26,13 @@ class ProcessItem(Form):
 
     As of the last `done`: `clock_us`, `clock_resets`, `watermarks`, the live `runs` by bucket, and the known `tails` of subjects. `poison`:
     records that are not tried. `lookups`, `times`: as in the plan. `step_frames`: the most frames that pass through the stages together.
-    `oldest`: the first raw sequence of which a join may still write a row.
+    `oldest`: the first raw sequence of which a join may still write a row. `admission`: by it every process admits the dead letters.
     """
 
     start: Count
     to: Count
     config: Version
+    admission: Admission
     clock_us: Long = 0
     clock_resets: tuple[ClockReset, ...] = ()
     watermarks: Watermarks = NOTHING

@@ -157,14 +157,14 @@ class Joining:
         """Return the rows of a bucket without the late ones, whose dead letters are kept for the caller."""
         if not isinstance(self._frames, TimedFrames):
             return rows
-        connections, version = self._connections, self._item.config
+        connections = self._connections
         kept, late = self._join.without_late(rows, self._frames)
         letters = late
         if late.num_rows:
             records = read_again(connections.log, connections.names.stream("raw"), late)
-            letters = dead_letters(records, self._join.rejected_late(late), version, source=None, is_past_dedup=True)
+            letters = dead_letters(records, self._join.rejected_late(late), self._item.config, source=None, is_past_dedup=True)
             self._late[bucket] = letters
-        admit(connections, version, LATE, (rows.num_rows, str(bucket), self._item.to), letters)
+        admit(connections, self._item, LATE, (rows.num_rows, str(bucket), self._item.to), letters)
         return kept
 
     def _count(self, made: Joined) -> None:
@@ -221,7 +221,7 @@ class Joining:
         mine = rows.filter(pa.array(np.isin(position_keys(rows), position_keys(rejected))))
         records = read_again(connections.log, names.stream("raw"), mine)
         letters = dead_letters(records, rejected, item.config, source=None, is_past_dedup=True)
-        admit(connections, item.config, JOINED, (rows.num_rows, "", item.to), letters)
+        admit(connections, item, JOINED, (rows.num_rows, "", item.to), letters)
         if found := undecided(letters, item.poison):
             # Left out before a dedup of its side, a record makes room for its copy, whose row may belong before written ones.
             is_alone = False not in self._config.side_dedups

@@ -16,6 +16,7 @@ from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamIn
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, input_mark
 from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.key_store.store import made_for
+from pipelines.process.admission import admission_of
 from pipelines.process.arrivals import FRAMES_PER_STEP, Arrived, arrival_by, arrivals, microseconds
 from pipelines.process.buckets import check_not_passed, subjects_of
 from pipelines.process.frames import process_frames
@@ -300,6 +301,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
             start=plan.start,
             to=plan.to,
             config=plan.config,
+            admission=admission_of(self.connections),
             poison=plan.poison,
             lookups=plan.lookups,
             times=plan.times,

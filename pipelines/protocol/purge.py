@@ -164,7 +164,7 @@ class _Floor:
 
 
 class Purge:
-    """The purge of one leg, for the runner that holds its lease. Not thread-safe.
+    """The purge of one leg, for the runner that holds its lease. Not thread-safe, but for `max_age`.
 
     It raises the errors of the log; a purge that was begun is finished by the next call, in this process or another.
     """
@@ -178,7 +178,7 @@ class Purge:
         max_age: timedelta,
         entries_per_call: int = ENTRIES_PER_CALL,
     ) -> None:
-        self._log, self._names, self._topology, self._leg, self._max_age = log, names, topology, leg, max_age
+        self._log, self._names, self._topology, self._leg, self.max_age = log, names, topology, leg, max_age
         self._entries_per_call = entries_per_call
         self._ledger = names.stream("ledger")
         self._role, self._chain = leg.purges, leg.chain
@@ -223,7 +223,7 @@ class Purge:
         if isinstance(chain.done.body, ProcessDone):
             kept_from = self._last_not_needed(chain.done.body)
             limit, anywhere = min(limit, kept_from), min(anywhere, kept_from)
-        floor = self._floor(chain.done.sequence, limit, now - self._max_age, crowded_out)
+        floor = self._floor(chain.done.sequence, limit, now - self.max_age, crowded_out)
         if self._role:
             _decide(self._log, self._names, self._role, self._decision(floor, min(anywhere, crowded_out), now))
             # Whoever decided it, at any time: a runner may have died before it purged.
@@ -251,7 +251,7 @@ class Purge:
         to = floor.done.to if floor else 0
         if for_room > to:
             return Purged(for_room, now, is_early=True)
-        return Purged(to, floor.time, floor.time > now - self._max_age) if floor else Purged()
+        return Purged(to, floor.time, floor.time > now - self.max_age) if floor else Purged()
 
     def _floor(self, last: int, limit: int, too_old: datetime, crowded_out: int) -> _Floor | None:
         """Return the newest `done` that may be the floor, None if it is the present one. A long chain is read in several calls."""

@@ -147,7 +147,7 @@ class Epochs:
         """Keep as many lanes as the load takes; end an epoch when its time is over, or at once if lanes are to join."""
         coordinator, before = self._coordinator, self.scaling.lanes
         now = Mark(self._clock(), coordinator.seconds_large)
-        self.scaling = self.scaling.next(now, coordinator.lanes, coordinator.most_lanes, self.limits)
+        self.scaling = self.scaling.next(now, coordinator.lanes, coordinator.allowed_lanes, self.limits)
         coordinator.keep_lanes(self.scaling.lanes)
         if self.scaling.lanes != before:
             coordinator.announce(f"lanes: {1 + self.scaling.lanes} instead of {1 + before}, by the load")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def halts_noted(runner: "Runner", text: str) -> Iterator[None]:
-    """Note the legs of a runner that halt in the block, under the digest of the pipeline file's `text`; raise what the block raises."""
+def halts_noted(runner: "Runner") -> Iterator[None]:
+    """Note the legs of a runner that halt in the block, under the digest of its pipeline file then; raise what the block raises."""
     try:
         yield
     except (FencedError, ProcessLostError):
@@ -27,19 +27,20 @@ def halts_noted(runner: "Runner", text: str) -> Iterator[None]:
         halted: dict[LegId, TallyflowError] = {name: leg.failure for name, leg in runner.legs.items() if leg.failure is not None}
         for name, failure in (halted or dict.fromkeys(runner.options.legs, error)).items():
             if not isinstance(failure, FencedError):
-                _note(runner, name, str(failure), text)
+                _note(runner, name, str(failure))
         raise
 
 
-def _note(runner: "Runner", leg: LegId, message: str, text: str) -> None:
+def _note(runner: "Runner", leg: LegId, message: str) -> None:
     """Write the note of a halt, only under the leg's lock, so that it never outlives a later runner of the leg.
 
     A pipeline that never ran here has no directory, and a refused start creates none: nobody would restart that pipeline.
     """
+    digest = run_digest(runner.text)
     if leg in runner.leases:
-        note_halt(runner.directory, leg, message, run_digest(text))
+        note_halt(runner.directory, leg, message, digest)
         return
     if not runner.directory.is_dir():
         return
     with suppress(Timeout), leg_lock(runner.directory, leg).acquire(timeout=0):
-        note_halt(runner.directory, leg, message, run_digest(text))
+        note_halt(runner.directory, leg, message, digest)

@@ -36,10 +36,13 @@ class LegThread:
     memory). It halts after RESTARTS_WITHOUT_PROGRESS.
     """
 
-    def __init__(self, leg: AnyLeg, note: Callable[[str], None], on_begin: Callable[[], object]) -> None:
-        """`note`: takes what the runner is to be told. `on_begin`: called each time that the leg has taken its chain over."""
-        self.leg, self._note, self._on_begin = leg, note, on_begin
+    def __init__(self, leg: AnyLeg, note: Callable[[str], None], on_news: Callable[[], object]) -> None:
+        """`note`: takes what the runner is to be told. `on_news`: called when the leg has taken its chain over, or other settings."""
+        self.leg, self._note, self._on_news = leg, note, on_news
         self._input = leg.open_input()
+        self._input.on_turn = self._take_settings
+        self._sent = self._taken = ""
+        """Settings of the pipeline file: those that the runner has sent last, and those of them that the leg has taken."""
         self._restarts, self._batches = Restarts(), 0
         self._rows: int | None = None
         """The rows in total that `rows_taken` has reported; None before the leg has begun."""
@@ -51,6 +54,19 @@ class LegThread:
     def wake(self) -> None:
         """Let the leg see that it is to stop."""
         self._input.wake()
+
+    def send_settings(self, settings: str) -> None:
+        """Let the leg go on under other settings behind its batch. For any thread."""
+        self._sent = settings
+        self._input.wake()
+
+    def _take_settings(self) -> None:
+        sent = self._sent
+        if sent == self._taken or not self.leg.is_between_plans:
+            return
+        self._taken = sent
+        self.leg.take_settings(sent)
+        self._on_news()
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the leg, so long at most; return True if it has ended."""
@@ -88,7 +104,7 @@ class LegThread:
         leg = self.leg
         leg.patiently(leg.connections.prove)
         start = leg.begin()
-        self._on_begin()
+        self._on_news()
         if self._rows is None:
             self._rows = self._rows_in_total()
         while not leg.stop.is_set():

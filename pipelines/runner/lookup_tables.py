@@ -35,14 +35,14 @@ UNNAMED_SECONDS = 600.0
 class TableState:
     """Facts of one table. `newest`: its newest snapshot; `failure`: of the last fetch, empty if it went well.
 
-    On the clock of this thread: when that snapshot was `fetched`, when the table is `due` again, since when no plan has named a digest.
+    On the clock of this thread: when that snapshot was `fetched`, when the last fetch was `begun`, since when no plan has named a digest.
     """
 
     spec: TableSpec
     newest: Offered | None = None
     fetched: float = 0.0
     failure: str = ""
-    due: float = 0.0
+    begun: float = 0.0
     unnamed_since: dict[str, float] = field(default_factory=dict)
 
 
@@ -92,21 +92,26 @@ class LookupTables(Rounds):
         """Offer what `fetch_first` has found, for the runner that holds the lease of `leg`, before its legs start."""
         self._leg = leg
         for name, state in self.tables.items():
-            state.due = self._clock() + self._config.tables[name].refresh.total_seconds()
+            state.begun = self._clock()
             if name in self._fetched:
                 self._offer(name, state, self._fetched.pop(name))
+
+    def take_settings(self, config: PipelineConfig) -> None:
+        """Fetch by other intervals and limits from the next look on. For any thread."""
+        self._config = config
 
     def look(self) -> None:
         """Fetch the tables that are due; now and then delete snapshots that nothing names."""
         if self._leg is None or self._leg.failure is not None or self._leg.lease.lost.is_set():
             return
         for name, state in self.tables.items():
-            if self._clock() < state.due:
-                continue
+            table = self._config.tables[name]
             # From the beginning of a fetch on, so that a slow one does not make snapshots older.
-            state.due = self._clock() + self._config.tables[name].refresh.total_seconds()
+            if self._clock() < state.begun + table.refresh.total_seconds():
+                continue
+            state.begun = self._clock()
             try:
-                self._offer(name, state, fetch(name, self._config.tables[name], state.spec))
+                self._offer(name, state, fetch(name, table, state.spec))
             except (TallyflowError, pa.ArrowException, OSError, MemoryError) as error:
                 self._fail(name, state, error)
         if self._clock() >= self._next_sweep:

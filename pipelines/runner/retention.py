@@ -77,11 +77,18 @@ class Retention(Rounds):
         self._log, self._names, self._topology, self._legs = log, names, topology, legs
         self._purges = {leg: Purge(log, names, topology, leg, max_age) for leg in legs}
         self.failure = ""
+        self._due = 0.0
+        self.keep(max_age, dead_letters)
+        super().__init__("retention", every_seconds, self.look)
+
+    def keep(self, max_age: timedelta, dead_letters: "DeadLetterRetention | None") -> None:
+        """Keep messages for so long, and dead letters as said, from the next round on. For any thread."""
+        for purge in self._purges.values():
+            purge.max_age = max_age
         # A short retention is kept to a twentieth of it.
         self._every_seconds = min(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
+        self._dead_letters = dead_letters if self._topology.process in self._legs else None
         self._due = 0.0
-        self._dead_letters = dead_letters if topology.process in legs else None
-        super().__init__("retention", every_seconds, self.look)
 
     def look(self) -> None:
         """Run one round: purge by age if due, free space if it is short, and note the state of the streams."""
@@ -95,8 +102,8 @@ class Retention(Rounds):
                     if is_due:
                         purge.by_age()
                     purge.for_room()
-            if self._dead_letters is not None:
-                self._dead_letters.look()
+            if (dead_letters := self._dead_letters) is not None:
+                dead_letters.look()
             self.facts = tuple(self._facts())
             self.failure = ""
         except TallyflowError as error:

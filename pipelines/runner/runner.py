@@ -29,27 +29,24 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from pipelines.config import PipelineConfig, version_of
-from pipelines.config.variables import open_variables
+from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sinks import Sink, open_sink
 from pipelines.connectors.sources import Source, open_source
 from pipelines.control.control import forget_halts
 from pipelines.engine.coordinator import Coordinator, LegView
-from pipelines.engine.run_spec import RunSpec, resolved_digest
+from pipelines.engine.run_spec import RunSpec
 from pipelines.engine.session import check_answers, is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, RetryableError
 from pipelines.host import raise_file_limit, remedy
 from pipelines.private import private_directory
-from pipelines.process import stage_config
 from pipelines.process.compile import compile_program
-from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import Tally, tally
-from pipelines.protocol.topology import SINK, LegId
+from pipelines.protocol.topology import LegId
 from pipelines.rollups.fills import RollupFills, fills_of
 from pipelines.runner.caught_up import begun, has_reached_the_end
 from pipelines.runner.epochs import Epochs
@@ -60,12 +57,13 @@ from pipelines.runner.lookup_tables import LookupTables
 from pipelines.runner.options import RunOptions, files_needed
 from pipelines.runner.pace import Pace
 from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, prepare
+from pipelines.runner.reloads import Reloads
 from pipelines.runner.retention import DeadLetterRetention, Retention
+from pipelines.runner.run_file import write_run
 from pipelines.runner.spark_engine import SparkEngine
 from pipelines.runner.summary import duration, summary
 from pipelines.runner.waits import system_of
 from pipelines.sink.ledger_copier import LedgerCopier
-from pipelines.sink.waiting import check_waiting
 
 JVM_END_SECONDS = 5.0
 ExpireDeadLetters = Callable[[PipelineConfig, Path, JetStream], None]
@@ -98,7 +96,9 @@ class Runner:
     ) -> None:
         self.config, self.topology = config, config.topology
         self.options = replace(options, legs=options.legs or self.topology.legs)
-        self._text, self._announce, self._expire_dead_letters = config_text, announce, expire_dead_letters
+        self._text, self.announce, self._expire_dead_letters = config_text, announce, expire_dead_letters
+        self.reloads: Reloads | None = None
+        """Takes edits of the settings; None before the legs are started."""
         self.names = Names(config.pipeline_id)
         self.directory = self.names.directory(home)
         self.own_directory = self.directory
@@ -132,12 +132,12 @@ class Runner:
         self._session: SparkSession | None = None
         self._epochs: Epochs | None = None
         self.started_at = time.time()
-        self._targets: dict[LegId, dict[int, int]] | None = None
+        self.targets: dict[LegId, dict[int, int]] | None = None
 
     def run(self) -> None:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
         forget_halts(self.directory, self.options.legs)
-        with halts_noted(self, self._text):
+        with halts_noted(self):
             check_file(self.config)
             check_master(self.config, self.options.master, self.options.properties)
             raise_file_limit(files_needed(self.config))
@@ -149,12 +149,12 @@ class Runner:
         if prepared is None:
             return
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
-            self._announce(note)
+            self.announce(note)
         private_directory(self.directory)
         self.on_directory()
         service: Service | None = None
         try:
-            with halts_noted(self, self._text):
+            with halts_noted(self):
                 # A dead holder's leases are waited for: Spark starts meanwhile.
                 with step(self.report, "taking the leases", f"leases taken: {', '.join(self.options.legs)}"):
                     self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
@@ -171,13 +171,14 @@ class Runner:
                 self._rollups = fills_of(self.config, prepared.stream_ids, self.leases)
                 session = self._open_session()
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
-                self.coordinator = coordinator = Coordinator(shares, self.legs, self._announce)
+                self.coordinator = coordinator = Coordinator(shares, self.legs, self.announce)
                 self.stop_on_signals()
                 self._tally_before = tally(self.log, self.names, self.topology)
                 self._epochs = epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 with step(self.report, "starting the legs", "legs started"):
                     epochs.start()
                 self._keep_retention()
+                self.reloads = Reloads(self, run)
                 self._become_ready()
                 self._watch(session, epochs)
         except (Py4JError, OSError) as error:
@@ -220,9 +221,9 @@ class Runner:
             check_answers(self.options.master)
         if self.options.until_caught_up:
             # Every partition: wait for one without a leader, or the run would end without its records.
-            self._targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
+            self.targets = {leg: source.ends(prepared.sources[leg].partitions, CONTACT_SECONDS) for leg, source in self.sources.items()}
         elif self.options.drain:
-            self._targets = begun(self.sources, self.log, self.names)
+            self.targets = begun(self.sources, self.log, self.names)
         return prepared
 
     def _fetch_tables(self, prepared: Prepared) -> None:
@@ -231,7 +232,7 @@ class Runner:
             return
         if self.lookups is None:
             state_storage = self.names.state_storage(self.directory, self.config.state_uri)
-            self.lookups = LookupTables(self.config, self.log, state_storage, self._announce)
+            self.lookups = LookupTables(self.config, self.log, state_storage, self.announce)
         self.lookups.fetch_first(compile_program(self.config, [*prepared.tables.values()]).lookups)
 
     def _wait_for(self, error: BaseException | None) -> None:
@@ -289,37 +290,7 @@ class Runner:
         return self._session
 
     def _write_run(self, prepared: Prepared) -> RunSpec:
-        """Store the stage configuration and the run file of this start."""
-        stages = compile_program(self.config, [*prepared.tables.values()])
-        for leg, table in prepared.tables.items():
-            if leg in self.options.legs and leg.kind == SINK:
-                check_waiting(self.log, self.names, stages.seen_from(leg), table, self.topology.option(leg))
-        version = stage_config.store(self.log, self.names, stages)
-        run = RunSpec(
-            self._text,
-            f"pipeline {self.config.pipeline_id}",
-            prepared.stream_ids,
-            {self.topology.file_id(leg): facts.identity for leg, facts in prepared.sources.items()},
-            version,
-            self.names.state_storage(self.directory, self.config.state_uri),
-            self._planned_config() or version if self.options.accept else "",
-            version_of(self.config),
-            resolved_digest(self.config),
-            self._targets_by_source(),
-            open_variables(self._text, os.environ),
-        )
-        run.save(self.own_directory / "run.json")
-        return run
-
-    def _targets_by_source(self) -> dict[str, dict[str, int]] | None:
-        if self._targets is None:
-            return None
-        return {self.topology.file_id(leg): {str(p): end for p, end in ends.items()} for leg, ends in self._targets.items()}
-
-    def _planned_config(self) -> str:
-        """Return the config version of the open plan of process; empty if there is none."""
-        plan = read_chain(self.log, self.names, PROCESS_CHAIN).plan
-        return plan.body.config if plan else ""
+        return write_run(self, prepared)
 
     def _copy_ledger(self, prepared: Prepared) -> None:
         """Start a ledger copier for each sink of this run whose `ledger_table` the file names."""
@@ -330,16 +301,24 @@ class Runner:
                 copier.start()
 
     def _keep_retention(self) -> None:
-        expire_after = self.config.dead_letters.max_age
-        expire = partial(self._expire_dead_letters, self.config, self.directory, self.log)
-        dead_letters = DeadLetterRetention(expire, expire_after) if expire_after is not None else None
-        max_age = self.config.resources.nats.stream.max_age
-        self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, dead_letters, self._engine.retention_seconds)
+        max_age, every = self.config.resources.nats.stream.max_age, self._engine.retention_seconds
+        self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, self.dead_letter_retention(), every)
         self.retention.start()
         self.pace = Pace(self.log, self.names, self.topology, self.sources)
         self.pace.start()
         if self.lookups is not None:
             self.lookups.start()
+
+    def dead_letter_retention(self) -> DeadLetterRetention | None:
+        """Return what expires dead letters as the file says now; None if it keeps them."""
+        expire_after = self.config.dead_letters.max_age
+        expire = partial(self._expire_dead_letters, self.config, self.directory, self.log)
+        return DeadLetterRetention(expire, expire_after) if expire_after is not None else None
+
+    @property
+    def text(self) -> str:
+        """The text of the pipeline file under which the run works."""
+        return self.reloads.text if self.reloads else self._text
 
     def _become_ready(self) -> None:
         self.is_ready = True
@@ -362,7 +341,7 @@ class Runner:
             halted = [leg for leg in self.legs.values() if leg.failure is not None]
             if halted and (self.options.has_an_end or len(halted) == len(self.legs) or self.is_fenced):
                 raise halted[0].failure or HaltError(f"{halted[0].name} halted")
-            if self._targets is not None and self.is_caught_up():
+            if self.targets is not None and self.is_caught_up():
                 return
 
     def _jvm_ended(self) -> ProcessLostError:
@@ -383,7 +362,7 @@ class Runner:
         """
         try:
             return all(
-                has_reached_the_end(leg, read_chain(self.log, self.names, leg.chain), self._targets or {}, self.log, self.names)
+                has_reached_the_end(leg, read_chain(self.log, self.names, leg.chain), self.targets or {}, self.log, self.names)
                 for leg in self.topology.up_to(self.legs)
             ) and all(fills.are_whole() for fills in self._rollups)
         except RetryableError:
@@ -413,7 +392,7 @@ class Runner:
             try:
                 last_step()
             except Exception as error:
-                self._announce(f"while stopping: {type(error).__name__}: {error}")
+                self.announce(f"while stopping: {type(error).__name__}: {error}")
 
     def _last_steps(self) -> Iterator[Callable[[], object]]:
         for service in self._beside:
@@ -447,4 +426,4 @@ class Runner:
 
     def _end_copying(self, copier: LedgerCopier) -> None:
         if left := copier.close():
-            self._announce(f"the ledger was not copied completely; the next start continues: {left}")
+            self.announce(f"the ledger was not copied completely; the next start continues: {left}")

@@ -47,10 +47,12 @@ class Scaling:
     quiet: Mark | None = None
 
     def next(self, now: Mark, working: int, most: int, limits: Limits = LIMITS) -> "Scaling":
-        """Return what follows at a time: twice as many processes, the legs' own counted as one, half as many lanes, or the same.
+        """Return what follows at a time: twice as many processes, the legs' own counted as one, half as many lanes, `most`, or the same.
 
         `working`: the lanes that have a process. While one lacks, none is added: there is no slot, or the lane is about to begin.
         """
+        if self.lanes > most:
+            return Scaling(most, now, now)
         busy = now if self.busy is None or working < self.lanes else self.busy
         quiet = self.quiet or now
         if now.at - busy.at >= limits.busy_seconds:

@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
+from pipelines.config.settings import settings_digest, settings_of
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import Lane, Lanes, lane_subject
@@ -68,6 +70,8 @@ class Share:
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
         self._has_task = True
         self._lanes: list[Lanes] = []
+        self._settings = ""
+        """The digest of the settings that the runner has sent last."""
         self._epoch, self._ended_epoch = 0, 0
         self._turn = threading.Condition()
         """Notified when an epoch of the query is over, and when the share has ended."""
@@ -87,6 +91,7 @@ class Share:
         joined = self._joined(epoch)
         if joined.epochs or joined.lane:
             self._number = joined.share
+            self._note_settings(joined.settings)
             for name, epoch in joined.epochs.items():
                 self._legs.append(self._made(LegId.parse(name), epoch, joined.lanes))
             if joined.lane:
@@ -96,6 +101,13 @@ class Share:
             thread.start()
         self._reporter.start()
 
+    def _note_settings(self, settings: str) -> None:
+        """Work under settings that the runner has sent, if it has: the legs that are made from now on, and those at work."""
+        if settings:
+            self._run, self._settings = replace(self._run, settings=settings), settings_digest(settings)
+            for thread in self._legs:
+                thread.send_settings(settings)
+
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
         lanes = Lanes(self._log, self._subject, leg=name)
         self._lanes.append(lanes)
@@ -104,7 +116,9 @@ class Share:
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
-        return LegThread(self._leg_classes[name.kind](connections, chain, self._held, self._stop), self._say, self._news.set)
+        leg = self._leg_classes[name.kind](connections, chain, self._held, self._stop)
+        leg.status.settings = settings_digest(settings_of(seen))
+        return LegThread(leg, self._say, self._news.set)
 
     def _serve_lane(self, number: int) -> None:
         """Do the parts for which this lane is asked, until the end."""
@@ -175,7 +189,7 @@ class Share:
         statuses = {str(thread.leg.name): thread.leg.status for thread in self._legs}
         try:
             answer = self._line.report(
-                Report(self._number, self._process, statuses, notes, self._has_task, epoch=self._epoch, has_ended=has_ended)
+                Report(self._number, self._process, statuses, notes, self._has_task, self._epoch, has_ended, self._settings)
             )
         except RetryableError:
             return
@@ -184,6 +198,7 @@ class Share:
             answer = Answer(is_replaced=True)
         del self._notes[: len(notes)]
         self._held.extend(asked_at, answer.seconds)
+        self._note_settings(answer.settings)
         for lanes in self._lanes:
             lanes.use(answer.lanes)
         with self._turn:

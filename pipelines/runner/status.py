@@ -1,4 +1,4 @@
-"""Status of a running pipeline, over HTTP on loopback: `/status` (JSON), `/healthz`, and Prometheus `/metrics`.
+"""Status of a running pipeline, over HTTP on loopback: `/status` (JSON), `/healthz`, Prometheus `/metrics`; `/reload` takes settings.
 
 The system chooses the port; it is written to `status.json` in the runner's directory, where the command line finds it
 (`pipelines.control.control`).
@@ -6,6 +6,7 @@ The system chooses the port; it is written to `status.json` in the runner's dire
 
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -17,18 +18,22 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pipelines.config.text import MAX_CHARACTERS
 from pipelines.control.control import STATUS_FILE
 from pipelines.control.processes import start_mark
+from pipelines.control.reload import RELOAD_PATH
 from pipelines.errors import TallyflowError
 from pipelines.loopback import BoundedConnection, local_only
 from pipelines.private import write_whole
 from pipelines.protocol.positions import SourcePartition
 from pipelines.protocol.topology import LegId
 from pipelines.runner.pace import LegPace
+from pipelines.runner.reloads import reload
 
 if TYPE_CHECKING:
     from pipelines.engine.coordinator import LegView
@@ -37,13 +42,14 @@ if TYPE_CHECKING:
 STATES = ("starting", "running", "waiting", "halted", "stopped")
 _CLOSE_SECONDS = 2
 _KAFKA_ANSWERS_WITHIN_SECONDS = 3.0
+_MAX_FILE_BYTES = 4 * MAX_CHARACTERS
 
 
 def snapshot(runner: "Runner") -> dict[str, Any]:
     """Return the runner's state now, as JSON values.
 
-    Legs with their last batch and totals, lag and rate of each leg (`pace`), lanes, lag per Kafka partition, what the runner waits for; if
-    the file asks for a ledger table, how far it is copied; the look-up tables, with the age of their snapshots.
+    Legs with their last batch and totals, lag and rate of each leg (`pace`), lanes, settings, lag per Kafka partition, what the runner
+    waits for; if the file asks for a ledger table, how far it is copied; the look-up tables, with the age of their snapshots.
     """
     lag, kafka_away = _lag(runner)
     legs = {name: _leg(runner.legs[name]) if name in runner.legs else _leg_to_come(runner, name) for name in runner.options.legs}
@@ -61,6 +67,7 @@ def snapshot(runner: "Runner") -> dict[str, Any]:
         "uptime_seconds": round(time.time() - runner.started_at, 3),
         "legs": legs,
         "lanes": _lanes(runner),
+        "settings": _settings(runner),
         "lag": lag,
         **({"ledger_tables": {leg: asdict(copier.status) for leg, copier in runner.copiers.items()}} if runner.copiers else {}),
         **({"lookup_tables": runner.lookups.facts()} if runner.lookups else {}),
@@ -73,6 +80,13 @@ def _lanes(runner: "Runner") -> dict[str, int]:
     coordinator = runner.coordinator
     kept, working = (coordinator.kept_lanes, coordinator.lanes) if coordinator else (0, 0)
     return {"most": runner.config.lanes, "wanted": 1 + kept, "working": 1 + working}
+
+
+def _settings(runner: "Runner") -> dict[str, Any]:
+    """Return the digest of the settings of the file as it is in force, and when they were reloaded (UTC, ISO 8601), None for never."""
+    reloads = runner.reloads
+    at = reloads.at if reloads else None
+    return {"digest": reloads.digest if reloads else "", "reloaded_at": at.isoformat(timespec="seconds") if at else None}
 
 
 def _streams(runner: "Runner") -> dict[str, Any]:
@@ -108,6 +122,7 @@ def _leg(leg: "LegView") -> dict[str, Any]:
         "seconds_busy": round(leg.status.seconds_busy, 3),
         "last_batch": leg.status.last_batch,
         "totals": leg.status.totals,
+        "settings": leg.status.settings,
     }
 
 
@@ -119,7 +134,7 @@ def _leg_to_come(runner: "Runner", name: LegId) -> dict[str, Any]:
     message = runner.waits_for if name == runner.options.legs[0] else ""
     state = "waiting" if message else "starting"
     nothing = {"worker": "", "epoch": 0, "retries": 0, "batches": 0, "lane_parts": 0, "seconds_busy": 0.0, "last_batch": {}, "totals": {}}
-    return {"pid": os.getpid(), "state": state, "message": message, **nothing}
+    return {"pid": os.getpid(), "state": state, "message": message, **nothing, "settings": ""}
 
 
 def is_healthy(runner: "Runner") -> bool:
@@ -213,6 +228,8 @@ class StatusServer:
 
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
+        # Every user of the host can reach the port, and only this one can read the file with the key.
+        self._key = secrets.token_urlsafe(16)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Metrics(runner))
 
@@ -226,7 +243,14 @@ class StatusServer:
         def metrics(_: Request) -> Response:
             return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-        application = Starlette(routes=[Route("/status", status), Route("/healthz", healthz), Route("/metrics", metrics)])
+        application = Starlette(
+            routes=[
+                Route("/status", status),
+                Route("/healthz", healthz),
+                Route("/metrics", metrics),
+                Route(RELOAD_PATH, self._reload, methods=["POST"]),
+            ]
+        )
         settings = uvicorn.Config(
             local_only(application),
             http=BoundedConnection,
@@ -241,6 +265,17 @@ class StatusServer:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="status", daemon=True)
 
+    async def _reload(self, request: Request) -> Response:
+        """Take the text of an edited file; answer the digest of its settings, or why it is refused."""
+        if not secrets.compare_digest(request.headers.get("authorization", ""), f"Bearer {self._key}"):
+            return JSONResponse({"refused": "the key in the runner's status.json is needed"}, 401)
+        if int(request.headers.get("content-length") or _MAX_FILE_BYTES + 1) > _MAX_FILE_BYTES:
+            return JSONResponse({"refused": f"no length is named, or it is more than {_MAX_FILE_BYTES:,} bytes"}, 413)
+        try:
+            return JSONResponse({"settings": await run_in_threadpool(reload, self._runner, (await request.body()).decode())})
+        except (TallyflowError, UnicodeDecodeError) as error:
+            return JSONResponse({"refused": str(error)}, 409)
+
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
@@ -250,7 +285,8 @@ class StatusServer:
         self._thread.start()
         path = self._runner.own_directory / STATUS_FILE
         runner, pid = self._runner, os.getpid()
-        facts = {"pid": pid, "mark": start_mark(pid), "port": self.port, "legs": runner.options.legs, "log": runner.log_path}
+        known = {"pid": pid, "mark": start_mark(pid), "port": self.port, "key": self._key}
+        facts = {**known, "legs": runner.options.legs, "log": runner.log_path}
         write_whole(path, json.dumps(facts))
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
     """The sink leg; its offset is {"sequence": last out sequence}. A plan is one chunk."""
 
     _proposed: Chunk | None = None
+    _input: StreamInput | None = None
 
     def __init__(
         self,
@@ -52,11 +53,20 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return Attempts(self.connections, self.chain, self.tenure, self.means.clock, lambda: self.begun)
 
     def open_input(self) -> StreamInput:
-        sink, connections = self.connections.config.sink, self.connections
-        seconds = sink.max_delay_time.total_seconds()
-        hold = Hold(sink.max_batch_size, seconds if connections.run.targets is None else min(seconds, CAUGHT_UP_DELAY_SECONDS))
+        connections = self.connections
         upstream = connections.config.topology.upstream(self.name)
-        return StreamInput(connections.log, connections.names, self.name, upstream, hold, when_idle=self._fill_when_idle)
+        self._input = StreamInput(connections.log, connections.names, self.name, upstream, self._hold(), when_idle=self._fill_when_idle)
+        return self._input
+
+    def _hold(self) -> Hold:
+        sink = self.connections.config.sink
+        seconds = sink.max_delay_time.total_seconds()
+        return Hold(sink.max_batch_size, seconds if self.connections.run.targets is None else min(seconds, CAUGHT_UP_DELAY_SECONDS))
+
+    def take_settings(self, settings: str) -> None:
+        super().take_settings(settings)
+        if self._input is not None:
+            self._input.hold = self._hold()
 
     def between_plans(self) -> None:
         self._feed_rollups()

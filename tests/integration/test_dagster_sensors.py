@@ -166,7 +166,7 @@ def test_a_changed_file_restarts_its_pipeline_where_asked_for(dagster: DagsterCa
     willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
     dagster.case.write_file(lambda document: document.update(alerts={"max_restarts": 1}))
     assert "is changed, but not for its runner" in willing.sensor("watch_pipeline_files", first.cursor).skip_message
-    dagster.case.write_file(lambda document: document["sink"].update(max_batch_size=4000))
+    dagster.case.write_file(lambda document: document["sink"].update(max_insert_time="30s"))
     assert "is changed" in dagster.sensor("watch_pipeline_files", first.cursor).skip_message
     (request,) = willing.sensor("watch_pipeline_files", first.cursor).run_requests
     assert request.job_name == "restart_pipeline"
@@ -176,6 +176,20 @@ def test_a_changed_file_restarts_its_pipeline_where_asked_for(dagster: DagsterCa
     dagster.case.file.write_text(text)
     (again,) = willing.sensor("watch_pipeline_files", back.cursor).run_requests
     assert again.run_key != request.run_key, "Dagster would skip the second restart with the same content"
+
+
+def test_changed_settings_are_reloaded_where_that_is_enough(dagster: DagsterCase) -> None:
+    pid = dagster.jobs.start(dagster.case.file).state.pid
+    willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
+    first = willing.sensor("watch_pipeline_files")
+    dagster.case.write_file(lambda document: document["sink"].update(max_batch_size=4000))
+    tick = willing.sensor("watch_pipeline_files", first.cursor)
+    assert tick.run_requests == []
+    assert "is changed" in tick.skip_message
+    now = dagster.case.ask()
+    assert now is not None
+    assert now["settings"]["reloaded_at"]
+    assert dagster.jobs.look(dagster.case.file, dagster.pipeline.config).pid == pid
 
 
 def test_a_cursor_that_another_release_has_left_ends_no_sensor(dagster: DagsterCase) -> None:

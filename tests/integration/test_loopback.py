@@ -1,5 +1,6 @@
 """The status port, and whatever else serves HTTP on loopback: who connects and says little takes nothing from the runner."""
 
+import json
 import resource
 import socket
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -26,7 +28,8 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Of the status server of a runner that is healthy and does nothing."""
     monkeypatch.setattr(BoundedConnection, "head_seconds", SOON_SECONDS)
     options = SimpleNamespace(legs=["ingest"])
-    runner = SimpleNamespace(own_directory=tmp_path, options=options, is_ready=True, legs={}, is_fenced=False, log_path="")
+    around = {"reloads": None, "config": SimpleNamespace(pipeline_id="orders")}
+    runner = SimpleNamespace(own_directory=tmp_path, options=options, is_ready=True, legs={}, is_fenced=False, log_path="", **around)
     server = StatusServer(runner)  # type: ignore[arg-type]
     server.start()
     wait_until(lambda: _is_healthy(server.port), "the status server")
@@ -110,6 +113,19 @@ def test_what_is_not_said_in_time_is_not_waited_for(port: int, sent: bytes) -> N
 def test_a_web_page_reads_no_status(port: int, headers: dict[str, str]) -> None:
     answer = httpx.get(f"http://127.0.0.1:{port}/healthz", headers=headers, trust_env=False, timeout=30)
     assert (answer.status_code, "healthy" in answer.text) == (403, False)
+
+
+def test_settings_are_taken_from_who_reads_the_runners_file(port: int, tmp_path: Path) -> None:
+    def post(key: str, content: Any = b"version: v3", **headers: str) -> httpx.Response:
+        given = {"Authorization": f"Bearer {key}", **headers}
+        return httpx.post(f"http://127.0.0.1:{port}/reload", content=content, headers=given, trust_env=False, timeout=10)
+
+    key = json.loads((tmp_path / "status.json").read_text())["key"]
+    assert [post("none").status_code, post(key[:-1]).status_code] == [401, 401]
+    assert post(key, Origin="http://elsewhere").status_code == 403
+    assert post(key, iter([b"a text of any length"])).status_code == 413
+    answer = post(key)
+    assert (answer.status_code, "its runner is still starting" in answer.json()["refused"]) == (409, True)
 
 
 def test_one_connection_asks_again_and_again(port: int) -> None:

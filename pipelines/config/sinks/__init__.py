@@ -12,6 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, SecretStr
 
 from pipelines.config.base import (
     UNSET_HOST,
+    Effect,
     Expression,
     Faults,
     FieldPath,
@@ -179,10 +180,11 @@ class ClickHouseSink(SinkModel):
     type: Literal["clickhouse"] = theirs(..., "Kind of sink.")
     connection_params: ClickHouseConnection = theirs(..., "Connection to ClickHouse.")
     table: Identifier = theirs(..., "Table name, without the database.")
-    max_batch_size: Positive = theirs(1000, "Rows that fill a batch; a full batch is inserted at once.")
+    max_batch_size: Positive = theirs(1000, "Rows that fill a batch; a full batch is inserted at once.", Effect.RELOAD)
     max_delay_time: Window = theirs(
         timedelta(seconds=60),
         "Longest time a row waits for its batch to fill, and least interval between two batches that are not full.",
+        Effect.RELOAD,
     )
     mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(
         default_factory=_default_mapping,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from pipelines.config.base import Window, ours
+from pipelines.config.base import Effect, Window, ours
 from pipelines.config.sinks import ClickHouseConnection
 from pipelines.config.table_model import TableModel
 
@@ -21,7 +21,7 @@ class ClickHouseTable(TableModel):
         ..., "One SELECT, run read-only. Its columns are found by their names: `SELECT code, iso_name FROM geo.countries FINAL`."
     )
     connection_params: ClickHouseConnection | None = ours(None, "Connection to ClickHouse. Default: that of the first sink.")
-    timeout: Window = ours(timedelta(minutes=1), "Longest time of the query.")
+    timeout: Window = ours(timedelta(minutes=1), "Longest time of the query.", Effect.RELOAD)
     _of_sink: Any = PrivateAttr(None)
 
     def attach(self, connections: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from pipelines.config.base import UNSET_HOST, Model, Port, Secret, Text, Window, matching, ours
+from pipelines.config.base import UNSET_HOST, Effect, Model, Port, Secret, Text, Window, matching, ours
 from pipelines.config.table_model import TableModel
 
 _HOST = r"^[A-Za-z0-9._-]+$|^[0-9A-Fa-f:.%]+$|^/[^\x00-\x1f]+$"
@@ -34,7 +34,7 @@ class PostgresTable(TableModel):
         ..., "One SELECT, run in a read-only transaction. Its columns are found by their names."
     )
     connection_params: PostgresConnection = ours(..., "Connection to PostgreSQL.")
-    timeout: Window = ours(timedelta(minutes=1), "Longest time of the query.")
+    timeout: Window = ours(timedelta(minutes=1), "Longest time of the query.", Effect.RELOAD)
 
 
 TABLE = PostgresTable

@@ -21,7 +21,17 @@ def leg(rows: int, rate: float | None = 120.0, state: str = "running", message: 
 
 def snapshot(legs: dict[str, Any], at: float = 1_795_576_445.0, **more: Any) -> dict[str, Any]:
     around = {"lag": {"0": 0, "1": 0}, "uptime_seconds": 4_000.0, "lanes": {"wanted": 1, "working": 1}, "streams": {}, "purge_failure": ""}
-    return {"pipeline": "orders", "at": at, "legs": legs, **around, **more}
+    settings = {"digest": "new", "reloaded_at": None}
+    return {"pipeline": "orders", "at": at, "legs": legs, "settings": settings, **around, **more}
+
+
+def test_a_reload_is_shown_with_the_legs_that_lack_it() -> None:
+    legs = {name: {**leg(7), "settings": digest} for name, digest in (("ingest", "new"), ("sink", "old"))}
+    settings = {"digest": "new", "reloaded_at": "2026-11-25T03:14:00+00:00"}
+    assert "settings reloaded at 2026-11-25T03:14:00+00:00; sink: when the batch is done" in shown(snapshot(legs, settings=settings))
+    legs["sink"]["settings"] = "new"
+    assert "settings reloaded at 2026-11-25T03:14:00+00:00" in shown(snapshot(legs, settings=settings))
+    assert not any("reloaded" in line for line in shown(snapshot(legs)))
 
 
 def shown(now: Mapping[str, Any], *more: Any, width: int = 80) -> list[str]:

@@ -58,7 +58,16 @@ def test_the_same_file_has_no_change() -> None:
 NEEDS = {
     "a check": (lambda d: d.update(checks={"freshness": {"warn_after": "5m"}}), Need.NOTHING),
     "the window of dedup": (lambda d: d["transforms"][0]["config"].update(time_window="2h"), Need.RESTART),
-    "a batch size": (lambda d: d["sink"].update(max_batch_size=5), Need.RESTART),
+    "a batch size": (lambda d: d["sink"].update(max_batch_size=5), Need.RELOAD),
+    "what becomes of rejected records": (lambda d: d.update(on_error="halt"), Need.RELOAD),
+    "what an error means": (lambda d: d.update(on_error={"clickhouse": {"TOO_MANY_PARTS": "halt"}}), Need.RESTART),
+    "more lanes": (lambda d: d.update(lanes=2), Need.RESTART),
+    "a look-up table": (lambda d: d.update(tables={"a": {"type": "csv", "uri": "a.csv", "key": "k", "refresh": "1m"}}), Need.RESTART),
+    "a time of inserts": (lambda d: d["sink"].update(max_insert_time="10s"), Need.RESTART),
+    "settings and a window": (
+        lambda d: (d["sink"].update(max_batch_size=5), d["transforms"][0]["config"].update(time_window="2h")),
+        Need.RESTART,
+    ),
     "the table": (lambda d: d["sink"].update(table="others"), Need.DRAIN),
     "the server": (lambda d: d["sink"]["connection_params"].update(host="other"), Need.DRAIN),
     "the buckets": (lambda d: d.update(buckets=8), Need.REBUCKET),
@@ -70,6 +79,13 @@ NEEDS = {
 @pytest.mark.parametrize(("change", "need"), NEEDS.values(), ids=NEEDS)
 def test_a_change_needs_no_more_than_it_must(change: Callable[[Any], object], need: Need) -> None:
     assert max(one.need for one in found(change)) == need
+
+
+def test_fewer_lanes_need_no_restart() -> None:
+    before, after = (config(lambda document, lanes=lanes: document.update(buckets=8, lanes=lanes)) for lanes in (4, 2))
+    (fewer,), (more,) = changes(before, after), changes(after, before)
+    assert (fewer.need, str(fewer)) == (Need.RELOAD, "was 4, now 2")
+    assert more.need == Need.RESTART
 
 
 def test_items_of_lists_are_compared_with_their_namesakes() -> None:

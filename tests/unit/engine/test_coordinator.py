@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.config.settings import settings_digest
 from pipelines.engine.coordinator import (
     FREE_SECONDS,
     IDLE_SECONDS,
@@ -358,6 +359,39 @@ def test_legs_are_told_which_lanes_work(crowd: Crowd) -> None:
     crowd.hear(1, THIRD)
     crowd.clock.sleep(1)
     assert crowd.hear(0, ONE).lanes == (1,)
+
+
+SETTINGS = '{"lanes":2}'
+
+
+def test_legs_are_sent_new_settings_once(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.given(OTHER, 1)
+    told = list[str]()
+    crowd.coordinator.on_border(lambda: told.append("report"))
+    assert crowd.hear(0, ONE).settings == ""
+    crowd.coordinator.take_settings(SETTINGS, 2)
+    assert told == ["report"], "nobody waits for the second to be over"
+    assert (crowd.hear(0, ONE).settings, crowd.hear(1, OTHER).settings) == (SETTINGS, ""), "a lane takes none"
+    assert crowd.hear(0, ONE).settings == SETTINGS, "an answer may be lost"
+    assert crowd.hear(0, ONE, settings=settings_digest(SETTINGS)).settings == ""
+    crowd.coordinator.take_settings("{}", 2)
+    assert crowd.hear(0, ONE, settings=settings_digest(SETTINGS)).settings == "{}"
+
+
+def test_a_process_that_joins_later_is_given_the_settings(crowd: Crowd) -> None:
+    crowd.given(ONE, 0)
+    crowd.coordinator.take_settings(SETTINGS, 2)
+    crowd.hear(0, ONE, has_ended=True)
+    assert crowd.coordinator.join(_join(0, OTHER)).settings == SETTINGS
+    assert crowd.coordinator.join(_join(1, THIRD)).settings == ""
+
+
+def test_a_run_has_no_more_lanes_than_the_file_allows_now(crowd: Crowd) -> None:
+    crowd.coordinator.take_settings(SETTINGS, 1)
+    assert (crowd.coordinator.allowed_lanes, crowd.coordinator.most_lanes) == (1, 2)
+    crowd.coordinator.take_settings(SETTINGS, 9)
+    assert crowd.coordinator.allowed_lanes == 2
 
 
 def test_a_lane_that_is_not_kept_leaves_and_is_not_asked(crowd: Crowd) -> None:

@@ -222,6 +222,16 @@ def test_an_input_gives_a_batch_within_its_limit() -> None:
     assert Told(1000).next({"0": 5}, Event()) == {"0": 105}
 
 
+def test_there_is_a_turn_before_each_look() -> None:
+    stop = Event()
+    told = Told(5, stop)
+    turns = list[list[float]]()
+    told.on_turn = lambda: turns.append([*told.pauses])
+    told.next({"0": 5}, stop)
+    told.next({"0": 5}, stop)
+    assert turns == [[], [60.0]], "before each look, and none after a stop"
+
+
 def test_a_stop_ends_the_wait_with_the_start() -> None:
     stop = Event()
     told = Told(5, stop)
@@ -311,6 +321,19 @@ def test_the_next_rows_are_held_until_enough_wait(log: Announcing, clock: Manual
         held._available({"sequence": 0})
     assert few._available({"sequence": 1}) == {"sequence": 1}
     assert many._available({"sequence": 1}) == {"sequence": 2}
+
+
+def test_another_hold_counts_from_the_last_batch(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
+    processed(log, 10)
+    waiting = stream_input(log, clock, Hold(rows=1000, seconds=600.0))
+    waiting._available({"sequence": 0})
+    clock.advance(timedelta(seconds=2))
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 598.0)
+    waiting.hold = Hold(rows=1000, seconds=3.0)
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 1.0)
+    waiting.hold = Hold(rows=10, seconds=600.0)
+    assert waiting._available({"sequence": 1}) == {"sequence": 2}
 
 
 def test_rows_are_held_until_the_interval_is_over(log: Announcing, clock: ManualClock) -> None:

@@ -220,10 +220,21 @@ def test_a_failure_here_waits_for_the_lanes() -> None:
 
 
 def test_a_lane_that_ends_waits_for_its_part() -> None:
-    done = list[str]()
-    lane = Lane({"shout": lambda text: (done.append(text), b"")[1]}, done.append)
+    done, begun, may_end = list[str](), threading.Event(), threading.Event()
+
+    def work(text: str) -> bytes:
+        begun.set()
+        assert may_end.wait(60)
+        done.append(text)
+        return b""
+
+    lane = Lane({"shout": work}, done.append)
     lane.answer(to_text(Ask("p", "shout", "{}")).encode())
-    lane.close()
+    assert begun.wait(60)
+    closing = threading.Thread(target=lane.close)
+    closing.start()
+    may_end.set()
+    closing.join(60)
     assert done == ["{}"]
     assert lane.answer(to_text(Ask("p")).encode()) == b"?"
 

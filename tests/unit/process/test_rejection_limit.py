@@ -11,9 +11,10 @@ from pipelines.config.docs import EXAMPLE
 from pipelines.engine.connections import Connections
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError
-from pipelines.process.admission import STAGES, admit
+from pipelines.process.admission import STAGES, admission_of, admit
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.fingerprints import fingerprint
+from pipelines.process.items import ProcessItem
 from pipelines.process.rejection_limit import MIN_RECORDS, RejectionLimit, Sample, causes_of, halt_at
 
 WRONG, NULL = ("wrong_type", "expected int, found a string"), ("null_in_non_nullable", "the field is null")
@@ -100,9 +101,13 @@ def connections(**run: str) -> Connections:
     return Connections(spec, keep_partitions=False)
 
 
+def item(of: Connections, version: str) -> ProcessItem:
+    return ProcessItem(start=0, to=1, config=version, admission=admission_of(of))
+
+
 def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1) -> bool:
     try:
-        admit(of, version, STAGES, (records, "", to), dead_letters(records))
+        admit(of, item(of, version), STAGES, (records, "", to), dead_letters(records))
     except HaltError:
         return False
     return True
@@ -110,7 +115,7 @@ def is_admitted(of: Connections, version: str, records: int = 1000, to: int = 1)
 
 def test_a_plan_of_another_configuration_is_stopped_too() -> None:
     with pytest.raises(HaltError, match=r"planned before the file was edited.*--accept` makes them, and only them,"):
-        admit(connections(), "old", STAGES, (1000, "", 1), dead_letters(1000))
+        admit(of := connections(), item(of, "old"), STAGES, (1000, "", 1), dead_letters(1000))
 
 
 @pytest.mark.parametrize(

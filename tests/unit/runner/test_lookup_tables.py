@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import load
+from pipelines.config.settings import with_settings
 from pipelines.errors import HaltError, RetryableError
 from pipelines.lookups.storage import Snapshots
 from pipelines.preview.declared import declared_program
@@ -151,6 +152,19 @@ def test_a_table_is_fetched_again_when_it_is_due(world: World) -> None:
         "age_seconds": 0,
         "failure": "",
     }
+
+
+def test_a_shorter_refresh_counts_from_the_last_fetch(world: World) -> None:
+    tables = world.started()
+    first = world.offered()
+    world.save("France")
+    world.clock.sleep(4)
+    tables.take_settings(with_settings(world.config, '{"tables.countries.refresh":"5s"}'))
+    tables.look()
+    assert world.offered() == first
+    world.clock.sleep(1)
+    tables.look()
+    assert world.names(world.offered()) == ["France"]
 
 
 def test_a_fetch_that_fails_keeps_the_snapshot_and_says_its_age(world: World) -> None:

@@ -67,6 +67,13 @@ def test_legs_that_keep_up_get_no_lane() -> None:
     assert Load().go_on(600, LIMITS.busy_share - 0.05) == [0]
 
 
+def test_lanes_that_the_file_allows_no_more_go_at_once() -> None:
+    load = Load()
+    load.go_on(60, 0.9)
+    load.most = 2
+    assert load.go_on(60, 0.9) == [7, 2]
+
+
 def test_lanes_go_by_halves_when_there_is_little_for_them() -> None:
     load = Load()
     load.go_on(60, 0.9)

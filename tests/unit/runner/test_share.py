@@ -1,16 +1,19 @@
 """The legs of a share: what ends one, what all, and what is tried again."""
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pipelines.config.settings import settings_digest
 from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
 from pipelines.engine.lanes import LEAST_RECORDS, Lanes
 from pipelines.engine.leg import LegStatus, ReplanError
 from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Joined
+from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, LegThread
@@ -18,6 +21,7 @@ from pipelines.runner.share import Share
 from pipelines.testing import ManualClock
 
 SECONDS = 10.0
+RUN = RunSpec("", "pipeline", {}, {}, "", "")
 
 
 class Always(Input):
@@ -80,6 +84,11 @@ class FakeLeg:
         if not self.errors:
             self.stop.set()
 
+    is_between_plans = True
+
+    def take_settings(self, settings: str) -> None:
+        self.status.message, self.status.settings = settings, settings_digest(settings)
+
 
 def run(leg: Any) -> tuple[LegThread, list[str]]:
     notes: list[str] = []
@@ -132,6 +141,35 @@ def test_ranges_planned_otherwise_begin_again() -> None:
     leg = FakeLeg(*[ReplanError("narrowed")] * 10)
     _, notes = run(leg)
     assert (leg.status.state, leg.begun, notes[0]) == ("stopped", 11, "narrowed")
+
+
+def test_a_leg_takes_settings_behind_its_batch() -> None:
+    leg = FakeLeg(None, None, None)
+    news = list[str]()
+    thread = LegThread(leg, news.append, lambda: news.append(f"{leg.status.batches} batches, under {leg.status.message!r}"))  # type: ignore[arg-type]
+    leg.show_progress = lambda: thread.send_settings("{}") if leg.status.batches == 2 else None  # type: ignore[method-assign]
+    thread.start()
+    assert thread.join(SECONDS)
+    assert news == ["0 batches, under ''", "2 batches, under '{}'"]
+    assert leg.begun == 1
+
+
+def test_an_open_plan_is_finished_before_settings_are_taken() -> None:
+    leg = FakeLeg(None, None, None)
+    thread = LegThread(leg, print, lambda: None)  # type: ignore[arg-type]
+    thread.send_settings("{}")
+    leg.is_between_plans = False
+    leg.show_progress = lambda: setattr(leg, "is_between_plans", leg.status.batches == 2)  # type: ignore[method-assign]
+    advance, seen = leg.advance, list[str]()
+
+    def noted(end: Offset) -> None:
+        seen.append(leg.status.message)
+        advance(end)
+
+    leg.advance = noted  # type: ignore[method-assign]
+    thread.start()
+    assert thread.join(SECONDS)
+    assert seen == ["", "", "{}"]
 
 
 class Spoken:
@@ -298,6 +336,33 @@ def test_a_task_without_a_share_ends_with_its_epoch() -> None:
     share.start(2)
     assert share.hold(2, SECONDS) == {}
     assert share.ended.wait(SECONDS)
+
+
+def test_an_idle_leg_takes_settings_at_once_and_says_so() -> None:
+    nothing: Any = None
+    line = Spoken(Answer(10.0), Answer(10.0), Answer(10.0, settings="{}"), Answer(10.0))
+    share = OfAnIdleLeg(RUN, 0, nothing, line, {}, ManualClock().seconds)
+    share.start()
+    until = time.monotonic() + SECONDS
+    while not any(report.legs["sink"].settings for report in line.reports) and time.monotonic() < until:
+        line.border()
+        time.sleep(0.01)
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    last = line.reports[-1]
+    assert (last.settings, last.legs["sink"].settings, last.legs["sink"].message) == (settings_digest("{}"), settings_digest("{}"), "{}")
+
+
+def test_a_share_begins_under_the_settings_that_it_is_given() -> None:
+    nothing: Any = None
+    line = Spoken(Answer(10.0))
+    line.given = Joined(1, {"sink": 3}, settings="{}")
+    share = OfOneLeg(RUN, 0, nothing, line, {}, ManualClock().seconds)
+    share.start()
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    assert share._run.settings == "{}"
+    assert {report.settings for report in line.reports} == {settings_digest("{}")}
 
 
 def test_legs_ask_the_lanes_that_work() -> None:

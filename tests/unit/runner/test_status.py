@@ -16,6 +16,7 @@ def snapshot(legs: list[str], lag: dict[str, int], uptime: float, healthy: bool 
         "at": 1000.0,
         "uptime_seconds": uptime,
         "legs": answer,
+        "settings": {"digest": "a" if "sink" in legs else "b", "reloaded_at": None if "process" in legs else "2026-01-01T00:00:00+00:00"},
         "lanes": {"wanted": 3, "working": 3 if "process" in legs else 1},
         "lag": lag,
         **reported,
@@ -32,6 +33,7 @@ def test_runners_of_different_legs_are_shown_as_one_pipeline() -> None:
     assert list(found["legs"]) == ["ingest", "process", "sink"]
     assert set(found["streams"]) == {"raw", "out"}
     assert found["lanes"] == {"wanted": 3, "working": 3}
+    assert found["settings"] == {"digest": "", "reloaded_at": "2026-01-01T00:00:00+00:00"}
     assert (found["lag"], found["uptime_seconds"], found["healthy"]) == ({"0": 3, "1": 4}, 5.0, True)
 
 
