@@ -21,8 +21,8 @@ _LOG4J = Path(__file__).parent / "log4j2.xml"
 PROTOCOL, MECHANISM = "SASL_PLAINTEXT", "PLAIN"
 _LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
-# Measured, 2 cores (docs/local-servers.md): the serial collector starts faster and is 40 MB smaller than G1; reads pass from the page cache
-# to the socket and do not touch the heap.
+# Measured, 2 cores: with the serial collector 173 MiB at rest, with G1 212, and no slower to start; reads pass from the page cache to the
+# socket and do not touch the heap.
 JVM_FLAGS = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")
 
 
