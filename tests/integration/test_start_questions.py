@@ -24,11 +24,15 @@ pytestmark = pytest.mark.integration
 def counted(case: PipelineCase, log: JetStream) -> Iterator[Counter[str]]:
     """What is asked about each stream inside; whole when the block has ended."""
     asked: Counter[str] = Counter()
-    heard = Event()
+    begun, heard = Event(), Event()
     with closing(case.log()) as beside:
         for role in ROLES:
             beside.on_message(f"$JS.API.STREAM.*.{case.names.stream(role)}", partial(asked.update, [role]))
         beside.on_message(f"{case.pipeline}.end", heard.set)
+        # The server reads a connection in order: what comes back shows that it knows the subscriptions before.
+        beside.on_message(f"{case.pipeline}.begin", begun.set)
+        beside.notify(f"{case.pipeline}.begin")
+        assert begun.wait(PATIENCE_SECONDS)
         yield asked
         # Behind all that `log` has sent.
         log.notify(f"{case.pipeline}.end")
