@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def hosts() -> Iterator[Hosts]:
 
 def function(directory: Path, source: str, inputs: list[tuple[str, str]], outputs: list[tuple[str, str]]) -> Function:
     (directory / "own.py").write_text(source)
-    return Function("own:f", pack(directory, "own", ()), "pyspark", tuple(inputs), tuple(outputs), 8_000)
+    return Function("own:f", pack(directory, "own", ()), "pyspark", tuple(inputs), tuple(outputs), 60_000)
 
 
 def values(called: Called, name: str = "x") -> dict[int, object]:
@@ -133,7 +134,7 @@ def test_a_udf_takes_down_nothing_but_its_rows(tmp_path: Path, hosts: Hosts) -> 
     assert (values(raised), codes(raised), codes(died)) == ({0: 2}, {1: "python_error"}, {0: "python_died"})
     messages = [message for _, _, message in (*raised.failures, *died.failures)]
     assert messages == ["own:f raises ValueError: seven with id = 7", "own:f ends the process of a UDF with id = 8"]
-    assert codes(hosts.call(of, rows(of, [9]))) == {0: "python_timeout"}
+    assert codes(hosts.call(replace(of, timeout_ms=8_000), rows(of, [9]))) == {0: "python_timeout"}
     assert values(hosts.call(of, rows(of, [5]))) == {0: 6}
 
 
