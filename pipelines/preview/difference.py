@@ -200,7 +200,7 @@ class _Compared:
                     self._found.columns[label] += 1
                     values.setdefault(key, {})[label] = shown
         for key, changed in values.items():
-            index = int(np.searchsorted(before.keys, key))
+            index = int(np.searchsorted(before.keys, np.uint64(key)))
             ending = before.ending(index)
             if ending == now.ending(index):
                 change = self._found.changes.setdefault((ending, ending), Change())

@@ -111,7 +111,8 @@ class Ends:
         """Return these of the open records, and their rows, and keep the others."""
         keys, rows = self._keys[which], joined(self._rows)
         are_theirs = np.isin(position_keys(rows), keys)
-        reasons = {key: self._reasons.pop(key) for key in keys[np.isin(keys, [*self._reasons])].tolist()}
+        rejected = np.fromiter(self._reasons, dtype=np.uint64)
+        reasons = {key: self._reasons.pop(key) for key in rejected[np.isin(rejected, keys)].tolist()}
         settled = Settled(self._trial.program, keys, self._of[which], self._endings, reasons, rows.filter(pa.array(are_theirs)))
         self._keys, self._of, self._rows = self._keys[~which], self._of[~which], [rows.filter(pa.array(~are_theirs))]
         return settled
@@ -130,9 +131,10 @@ class Ends:
         """Note what a step made of records; see `trial.Note`."""
         name, refused = self._names[step], position_keys(rejected)
         causes = zip(*(rejected.column(name).to_pylist() for name in ("code", "field", "message")), strict=True)
-        for key, is_open, (code, column, reason) in zip(refused.tolist(), np.isin(refused, self._keys).tolist(), causes, strict=True):
+        are_open, places = np.isin(refused, self._keys).tolist(), np.searchsorted(self._keys, refused).tolist()
+        for key, is_open, place, (code, column, reason) in zip(refused.tolist(), are_open, places, causes, strict=True):
             if is_open:
-                self._of[np.searchsorted(self._keys, key)] = self._number(Ending("rejected", name, code, column or ""))
+                self._of[place] = self._number(Ending("rejected", name, code, column or ""))
                 self._reasons[key] = reason
         gone = np.setdiff1d(np.setdiff1d(position_keys(before), position_keys(passed)), refused)
         gone = gone[np.isin(gone, self._keys)]

@@ -2,12 +2,13 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from random import Random
 from typing import Any
 
 import pytest
-from support.preview_joins import GREETING, joined_orders
+from support.preview_joins import GREETING, NO_TESTS, joined_orders
 
 from pipelines.preview import difference as comparison
 from pipelines.preview.cases import FIRST_ARRIVAL
@@ -15,6 +16,7 @@ from pipelines.preview.difference import Difference, difference
 from pipelines.preview.given import Given, frames_of
 from pipelines.preview.run import preview
 
+LOUD = {"fields": [{"name": "greeting", "expression": "upper(name)"}]}
 EDITS: dict[str, dict[str, Any]] = {
     "emit": {"unmatched": "emit"},
     "short": {"left_source": {"time_window": "2s"}},
@@ -94,3 +96,17 @@ def test_frames_before_the_range_are_only_remembered() -> None:
     first = frames[-2].message.sequence
     found = difference(old, new, frames, first=first)
     assert (found.records, found.old_rows, found.new_rows, found.is_none) == (2, 1, 1, True)
+
+
+def test_records_at_the_largest_sequences_are_told_apart() -> None:
+    """Neighbours of one frame, whose positions a float would round to one."""
+    (config, old), (_, new) = joined_orders(), joined_orders(transforms=[NO_TESTS, GREETING | {"config": LOUD}])
+    ada = {"id": 1, "name": "Ada", "is_test": False}
+    values = [("customers", ada), *(("orders", order(number, 1 if number % 2 else None)) for number in range(6))]
+    records = [Given(json.dumps(value).encode(), FIRST_ARRIVAL, source=source) for source, value in values]
+    made = frames_of(records, config.sources)
+    frames = [replace(frame, message=replace(frame.message, sequence=frame.message.sequence + 2**40)) for frame in made]
+    found = difference(old, new, frames, examples=9)
+    (change,) = found.changes.values()
+    assert (found.records, change.records, found.columns) == (7, 3, {"greeting": 3})
+    assert [json.loads(one.value or "")["order_id"] for one in change.examples] == ["o1", "o3", "o5"]
