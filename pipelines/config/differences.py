@@ -7,6 +7,7 @@ from typing import Any
 from pipelines.config.base import Effect
 from pipelines.config.effects import effect_at
 from pipelines.config.pipeline import PipelineConfig
+from pipelines.config.text import leaves
 
 MISSING = object()
 """In place of the value of an item that came or went, and of a field with its default."""
@@ -28,19 +29,15 @@ class Difference:
         if self.path == "lanes" and _lanes(self.after) > _lanes(self.before):
             return Effect.RESTART
         sides = (side for side in (self.before, self.after) if side is not MISSING)
-        return max((effect_at(path) for side in sides for path in _leaves(self.path, side)), default=Effect.RESTART)
+        return max((effect_at(path) for side in sides for path in _paths(self.path, side)), default=Effect.RESTART)
 
 
 def _lanes(value: Any) -> int:
     return int(PipelineConfig.model_fields["lanes"].default if value is MISSING else value)
 
 
-def _leaves(path: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield path
-        return
-    for name, inner in value.items():
-        yield from _leaves(f"{path}.{name}", inner)
+def _paths(path: str, value: Any) -> list[str]:
+    return [one for one, _ in leaves(value, f"{path}.")] if isinstance(value, dict) else [path]
 
 
 def differences(before: PipelineConfig, after: PipelineConfig) -> Iterator[Difference]:

@@ -253,3 +253,12 @@ def _syntax_fault(error: Exception) -> Fault:
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     problem = getattr(error, "problem", None) or "not valid YAML or JSON"
     return Fault("", where + re.sub(r"'(?!<[a-z ]+>')[^']{2,}'", "'...'", problem))
+
+
+def leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is no object itself in a tree of objects, by path."""
+    for key, value in shape.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value

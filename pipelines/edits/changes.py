@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.config import PipelineConfig, shape_of
 from pipelines.config.base import Effect
 from pipelines.config.differences import MISSING, Difference, differences
-from pipelines.runner.preflight import leaves
+from pipelines.config.text import leaves
 
 
 class Need(IntEnum):

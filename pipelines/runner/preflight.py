@@ -5,13 +5,13 @@ created.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from pipelines.config import PipelineConfig, shape_of
 from pipelines.config.sinks import PIPELINE_COLUMN
+from pipelines.config.text import leaves
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.stream_settings import check_stream
 from pipelines.connectors.nats.streams import StreamState
@@ -144,15 +144,6 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
         f"starting pipeline {pipeline}: {edits}. These decide where a record's state is stored and may not change while the pipeline lives"
         f"{way or '; restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
     )
-
-
-def leaves(shape: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the facts of a shape, by path."""
-    for key, value in shape.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{at}{key}.")
-        else:
-            yield f"{at}{key}", value
 
 
 def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, table: Table) -> None:
