@@ -1,5 +1,6 @@
 """Whether a run has confirmed everything up to the ends of its sources."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,3 +30,23 @@ def has_reached_the_end(leg: LegId, state: ChainState[Any, Any], targets: Target
         return all(reached.get(str(partition), 0) >= end for partition, end in targets.get(leg, {}).items())
     stream = log.state(names.stream(leg.reads))
     return stream is not None and (state.to or 0) >= stream.last_sequence
+
+
+class LegsLeft:
+    """The legs of a run, and those before them, that have not confirmed everything up to the ends of the sources.
+
+    `legs` come in the order of the data. The ends are frozen: a leg that has once reached them is asked no more, however much arrives behind.
+    """
+
+    def __init__(self, legs: Iterable[LegId], targets: Targets, log: JetStream, names: Names) -> None:
+        self._legs, self._targets, self._log, self._names = deque(legs), targets, log, names
+
+    def are_none(self) -> bool:
+        """Return True if no leg is left. Raise the errors of the log."""
+        while self._legs and self._has_reached_the_end(self._legs[0]):
+            self._legs.popleft()
+        return not self._legs
+
+    def _has_reached_the_end(self, leg: LegId) -> bool:
+        state = read_chain(self._log, self._names, leg.chain)
+        return has_reached_the_end(leg, state, self._targets, self._log, self._names)

@@ -43,12 +43,11 @@ from pipelines.private import private_directory
 from pipelines.process.compile import compile_program
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.lease import Lease, acquire_all
-from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import LegId
 from pipelines.rollups.fills import RollupFills, fills_of
-from pipelines.runner.caught_up import begun, has_reached_the_end
+from pipelines.runner.caught_up import LegsLeft, begun
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.events import Event, Report, ignore, step
 from pipelines.runner.file_checks import check_file, check_master
@@ -334,6 +333,7 @@ class Runner:
 
     def _watch(self, session: SparkSession, epochs: Epochs) -> None:
         """Watch for legs that ended, until a stop is requested or everything is confirmed."""
+        left = LegsLeft(self.topology.up_to(self.legs), self.targets or {}, self.log, self.names)
         while not self.stop_requested.wait(self._engine.watch_seconds):
             if not is_jvm_alive(session):
                 raise self._jvm_ended()
@@ -341,7 +341,7 @@ class Runner:
             halted = [leg for leg in self.legs.values() if leg.failure is not None]
             if halted and (self.options.has_an_end or len(halted) == len(self.legs) or self.is_fenced):
                 raise halted[0].failure or HaltError(f"{halted[0].name} halted")
-            if self.targets is not None and self.is_caught_up():
+            if self.targets is not None and self._is_caught_up(left):
                 return
 
     def _jvm_ended(self) -> ProcessLostError:
@@ -355,16 +355,13 @@ class Runner:
         """True if another runner has taken over one of our legs."""
         return any(lease.lost.is_set() for lease in self.leases.values())
 
-    def is_caught_up(self) -> bool:
+    def _is_caught_up(self, left: LegsLeft) -> bool:
         """Return True if our legs, and the legs before them, have confirmed everything up to the frozen ends of the sources.
 
         The rollups of our sinks must hold all of it, too.
         """
         try:
-            return all(
-                has_reached_the_end(leg, read_chain(self.log, self.names, leg.chain), self.targets or {}, self.log, self.names)
-                for leg in self.topology.up_to(self.legs)
-            ) and all(fills.are_whole() for fills in self._rollups)
+            return left.are_none() and all(fills.are_whole() for fills in self._rollups)
         except RetryableError:
             return False
 
