@@ -35,7 +35,7 @@ def has_reached_the_end(leg: LegId, state: ChainState[Any, Any], targets: Target
 class LegsLeft:
     """The legs of a run, and those before them, that have not confirmed everything up to the ends of the sources.
 
-    `legs` come in the order of the data. The ends are frozen: a leg that has once reached them is asked no more, however much arrives behind.
+    `legs` come in the order of the data. The ends are frozen: a leg that has once reached them is asked no more, whatever arrives behind.
     """
 
     def __init__(self, legs: Iterable[LegId], targets: Targets, log: JetStream, names: Names) -> None:
