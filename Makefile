@@ -121,7 +121,7 @@ installed:
 	fi; \
 	echo "installing what constraints.txt names, each file by its hash (about 850 MB, once)"; \
 	if [ -n "$(UV)" ]; then install="$(UV) pip install --quiet --no-deps --python $(BIN)/python"; \
-	else install="$(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check"; fi; \
+	else install="$(BIN)/python -m pip install --quiet --no-deps --no-compile --disable-pip-version-check"; fi; \
 	$$install --require-hashes -r constraints-build.txt; \
 	$$install --require-hashes --no-build-isolation -r constraints.txt; \
 	$$install --no-build-isolation -e .; \

@@ -1,12 +1,25 @@
 """Short histories of the protocol, once for every place at which they may be struck; a failure names the place."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pipelines.testing import Fault
 from support.protocol_world import World
 
 Prepare = Callable[[World], None]
+ROUNDS = int(os.environ.get("TALLYFLOW_MODEL_ROUNDS", "1"))
+"""How often each place is struck, each time in another way: in the next history, or with the next kind."""
+
+
+@dataclass(frozen=True)
+class History:
+    """A history, its name, and at how many places it may be struck: its calls, or its publishes."""
+
+    name: str
+    places: int
+    play: Callable[[Prepare], object]
 
 
 def reported(place: str, play: Callable[[], object]) -> None:
@@ -22,17 +35,25 @@ def arrange(call: int, kind: str, world: World) -> None:
     world.strike = (world.calls + call, kind)
 
 
-def before_every_call(calls: int, kind: str, history: Callable[[Prepare], object]) -> None:
-    """Play the history with a strike of this kind before each of its calls."""
-    for call in range(1, calls + 1):
-        reported(f"{kind} before call {call} of {calls}", partial(history, partial(arrange, call, kind)))
+def dealt(histories: Sequence[History], kinds: Sequence[str]) -> Iterator[tuple[int, History, str]]:
+    """Every place of the longest history, with a history and a kind in turn."""
+    for place in range(1, max(history.places for history in histories) + 1):
+        ways = [(history, kind) for kind in kinds for history in histories if place <= history.places]
+        for turn in range(place, place + min(ROUNDS, len(ways))):
+            yield place, *ways[turn % len(ways)]
 
 
-def at_every_publish(publishes: int, fault: Fault, history: Callable[[Prepare], object]) -> None:
-    """Play the history with this fault at each of its publishes."""
+def before_every_call(*histories: History, kinds: Sequence[str] = ("kill", "pause")) -> None:
+    """Strike before each call of these histories, each time one of them, with one of the kinds."""
+    for call, history, kind in dealt(histories, kinds):
+        reported(f"{history.name}, {kind} before call {call} of {history.places}", partial(history.play, partial(arrange, call, kind)))
 
-    def fail(number: int, world: World) -> None:
+
+def at_every_publish(*histories: History, faults: Sequence[Fault] = tuple(Fault)) -> None:
+    """Let each publish of these histories fail, each time of one of them, with one of the faults."""
+
+    def fail(number: int, fault: Fault, world: World) -> None:
         world.log.fail_publish(fault, number)
 
-    for number in range(1, publishes + 1):
-        reported(f"{fault.value} at publish {number}", partial(history, partial(fail, number)))
+    for number, history, kind in dealt(histories, [fault.value for fault in faults]):
+        reported(f"{history.name}, {kind} at publish {number}", partial(history.play, partial(fail, number, Fault(kind))))

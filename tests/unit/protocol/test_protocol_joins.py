@@ -18,7 +18,7 @@ from support.protocol_chaos import play
 from support.protocol_joins import SECOND_US, UNMATCHED, JoinOfHistory, Unmatched, has_join, small_portions
 from support.protocol_outside import NAMES, ModelLog, Topic
 from support.protocol_stages import POISON, VENOM, stored_rows
-from support.protocol_strikes import arrange, at_every_publish, before_every_call
+from support.protocol_strikes import History, arrange, at_every_publish, before_every_call
 from support.protocol_world import OTHERS, World
 
 import pipelines.process.join.outcomes
@@ -36,7 +36,6 @@ from pipelines.process.ticks import TickedInput
 from pipelines.protocol.bodies import ProcessDone
 from pipelines.protocol.ledger import ChainState, read_chain
 from pipelines.protocol.naming import Names
-from pipelines.testing import Fault
 
 SEEDS = 2_000
 MAX_CALLS = 8_000
@@ -137,24 +136,26 @@ def test_some_calls_of_a_joining_runner_may_be_its_last(unmatched: Unmatched) ->
         literal_history(partial(arrange, call, "kill"), unmatched)
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize(("kind", "unmatched"), [*(("kill", one) for one in UNMATCHED), ("pause", "emit")])
-def test_a_joining_runner_may_stop_before_every_call(kind: str, unmatched: Unmatched) -> None:
-    calls, *_ = literal_history(nothing, unmatched)
-    before_every_call(calls, kind, lambda prepare: literal_history(prepare, unmatched))
+def joining(max_age: timedelta | None = None) -> Iterator[History]:
+    for unmatched in UNMATCHED:
+        calls, *_ = literal_history(nothing, unmatched, max_age)
+        yield History(unmatched, calls, partial(literal_history, unmatched=unmatched, max_age=max_age))
 
 
 @pytest.mark.crash
-def test_a_joining_runner_that_purges_may_be_killed_anywhere() -> None:
-    calls, *_ = literal_history(nothing, max_age=timedelta(0))
-    before_every_call(calls, "kill", lambda prepare: literal_history(prepare, max_age=timedelta(0)))
+def test_a_joining_runner_may_stop_before_every_call() -> None:
+    before_every_call(*joining())
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("fault", list(Fault))
-def test_every_single_publish_of_a_join_may_fail(fault: Fault) -> None:
+def test_a_joining_runner_that_purges_may_stop_anywhere() -> None:
+    before_every_call(*joining(timedelta(0)))
+
+
+@pytest.mark.crash
+def test_every_single_publish_of_a_join_may_fail() -> None:
     _, publishes, _ = literal_history(nothing)
-    at_every_publish(publishes, fault, literal_history)
+    at_every_publish(History("", publishes, literal_history))
 
 
 # -- faults that the model has found --------------------------------------------------------------------------------------------

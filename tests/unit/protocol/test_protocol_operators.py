@@ -18,7 +18,7 @@ from support.protocol_account import entries
 from support.protocol_operators import ABANDON, RESET, Operator, operated_chaos, use_event_times
 from support.protocol_outside import NAMES, Topic
 from support.protocol_stages import POISON, configuration, stored_rows
-from support.protocol_strikes import arrange, at_every_publish, before_every_call, reported
+from support.protocol_strikes import History, arrange, at_every_publish, before_every_call, reported
 from support.protocol_world import World
 
 from pipelines.errors import FencedError, RefusedError
@@ -128,16 +128,15 @@ def test_abandoned_rows_are_letters_unless_stored(stored: str, with_waiting: boo
 
 @pytest.mark.crash
 @STORED
-@pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_giving_rows_up_may_end_before_every_single_call(kind: str, stored: str) -> None:
+def test_giving_rows_up_may_end_before_every_single_call(stored: str) -> None:
     calls, _ = abandon_history(lambda world: None, stored, with_waiting=True)
-    before_every_call(calls, kind, lambda prepare: abandon_history(prepare, stored, with_waiting=True))
+    before_every_call(History(stored, calls, partial(abandon_history, stored=stored, with_waiting=True)))
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_every_single_publish_of_giving_rows_up_may_fail(fault: Fault) -> None:
     _, publishes = abandon_history(lambda world: None)
-    at_every_publish(publishes, fault, abandon_history)
+    at_every_publish(History("", publishes, abandon_history), faults=[fault])
 
 
 def found_in(first: int) -> None:
@@ -216,10 +215,10 @@ def test_arrivals_go_on_behind_a_reset_and_never_back() -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_resetting_the_clock_may_end_before_every_single_call(kind: str) -> None:
+def test_resetting_the_clock_may_end_before_every_single_call() -> None:
     _, calls, _ = reset_history(lambda world: None)
-    before_every_call(calls, kind, reset_history)
+    for kind in ("kill", "pause"):
+        before_every_call(History("", calls, reset_history), kinds=[kind])
 
 
 @pytest.mark.crash
@@ -284,10 +283,9 @@ def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("kind", ["kill", "pause"])
-def test_an_event_time_runner_may_end_before_every_call(kind: str) -> None:
+def test_an_event_time_runner_may_end_before_every_call() -> None:
     calls, _ = timed_history(lambda world: None)
-    before_every_call(calls, kind, timed_history)
+    before_every_call(History("", calls, timed_history))
 
 
 def begins_its_watermarks_anew(self: ProcessLeg, plan: ProcessPlan) -> ProcessDone:
