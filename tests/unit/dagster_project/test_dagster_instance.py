@@ -1,5 +1,7 @@
 """What `tallyflow dagster` does before it starts: the dagster.yaml that it writes, and the addresses that it needs."""
 
+import ssl
+import subprocess
 from pathlib import Path
 
 import dagster as dg
@@ -8,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
-from pipelines.cli.dagster import write_instance
+from pipelines.cli.dagster import _wait_until_up, write_instance
 from pipelines.errors import HaltError
 
 PROJECT = Path(__file__).resolve().parents[3] / "dagster_project"
@@ -68,3 +70,12 @@ def test_missing_addresses_of_own_servers_are_named(tmp_path: Path) -> None:
     assert found.exit_code == 1
     assert "set KAFKA_BOOTSTRAP, CLICKHOUSE_PORT" in " ".join(found.stderr.split())
     assert "Traceback" not in found.stderr
+
+
+def test_a_start_that_is_waited_for_reads_certificates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: read.append(1) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    (tmp_path / "log").write_text("broken")
+    with subprocess.Popen(["sleep", "0.5"]) as process, pytest.raises(HaltError, match=r"no answer at http://127\.0\.0\.1:1; the end of"):
+        _wait_until_up(process, "http://127.0.0.1:1", tmp_path / "log")
+    assert len(read) == 1
