@@ -424,7 +424,7 @@ def test_rows_that_wait_for_the_sink_are_as_old_as_their_frame(case: PipelineCas
     log.close()
 
 
-def test_many_dead_letters_of_a_period_and_a_false_account_are_told(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_of_a_period_and_a_false_account_are_told(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.create_topic()
     case.send_events(60, bad_every=20)
     case.warm_run()

@@ -264,7 +264,7 @@ def test_a_running_pipeline_stays_in_step_and_checked(pipeline: DagsterCase) -> 
     assert {event.asset_key.path[-1] for event in last if isinstance(event, dg.AssetMaterialization)} <= {"out_stream"}
 
 
-def test_a_selection_starts_a_job_a_second_one_adopts_until_restart(pipeline: DagsterCase) -> None:
+def test_a_selection_starts_a_job_that_is_adopted_until_restart(pipeline: DagsterCase) -> None:
     """A changed file is a new code version until then."""
     case = pipeline.case
     case.send_events(90)
@@ -359,7 +359,7 @@ def test_a_verified_hour_passes_and_blocking_checks_hold_back(in_postgres: Dagst
     assert (doubled.passed, doubled.severity) == (False, dg.AssetCheckSeverity.WARN)
 
 
-def test_an_hour_is_verified_once_confirmed_and_again_once_mended(pipeline: DagsterCase) -> None:
+def test_an_hour_is_verified_once_confirmed_and_once_mended(pipeline: DagsterCase) -> None:
     case, before = pipeline.case, hour_now()
     without_hour = pipeline.materialize("verification")
     assert failure(without_hour) == "no hour given: choose a partition"
