@@ -3,14 +3,17 @@
 `tests/unit/dagster_project/test_dagster_private.py` tests what we rely on.
 
 pyproject.toml pins Dagster below the next minor release. Uses: the tables of the event log (Dagster has no pruning), the tags of data
-versions (reports of assets without a run), the newest results of checks (open-source Dagster has no alerts on checks), and the clock that
-tests of schedules move.
+versions (reports of assets without a run), the newest results of checks (open-source Dagster has no alerts on checks), the configuration
+of a resource as it is when a run begins, and the clock that tests of schedules move.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
+from dagster._config.post_process import post_process_config
 from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -44,6 +47,7 @@ __all__ = [
     "get_current_datetime",
     "get_input_data_version_tag",
     "get_input_event_pointer_tag",
+    "initialized",
     "results_since",
 ]
 
@@ -85,6 +89,19 @@ def results_since(
         new = made[-1:] if before is None else [entry for entry in made if entry[0] > before.to and entry[0] not in before.also]
         also = tuple(number for number, _, _ in made if number > to)
         yield key, Looked(to, also), [(partition, evaluation) for _, partition, evaluation in new]
+
+
+@contextmanager
+def initialized(resource: dg.ConfigurableResource[Any], context: dg.InitResourceContext) -> Iterator[Any]:
+    """Initialize a resource with its own configuration in the context of a run; `dg.EnvVar` in it is read now.
+
+    Its public `process_config_and_initialize_cm` makes a whole Dagster instance, with databases, for a context of its own: 0.1 s of CPU.
+    """
+    found = post_process_config(resource._config_schema.config_type, resource._convert_to_config_dictionary())
+    if not found.success:
+        raise dg.DagsterInvalidConfigError("initializing a resource", found.errors, found)  # type: ignore[no-untyped-call]
+    with resource.from_resource_context_cm(context.replace_config(found.value), resource.nested_resources) as made:
+        yield made
 
 
 def _evaluation(record: AssetCheckExecutionRecord) -> dg.AssetCheckEvaluation | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
+from dagster_project.dagster_private import initialized
 from dagster_project.pipeline_files import PipelineFiles
 
 C = TypeVar("C", bound=dg.Config)
@@ -42,9 +43,9 @@ def sealed(resource: Any) -> dg.ResourceDefinition:
         return resource if isinstance(resource, dg.ResourceDefinition) else dg.ResourceDefinition.hardcoded_resource(resource)
 
     @dg.resource(config_schema={}, description=type(resource).__doc__)
-    def made(_: dg.InitResourceContext) -> Iterator[Any]:
-        with resource.process_config_and_initialize_cm() as initialized:
-            yield initialized
+    def made(context: dg.InitResourceContext) -> Iterator[Any]:
+        with initialized(resource, context) as ready:
+            yield ready
 
     return made
 

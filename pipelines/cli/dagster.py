@@ -219,10 +219,11 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", url: str, log: Path) -> N
     import httpx
 
     deadline = time.monotonic() + _START_SECONDS
-    with err.status("starting Dagster"):
+    # One client: each reads the system's certificates, and a start asks a hundred times.
+    with err.status("starting Dagster"), httpx.Client(timeout=5, trust_env=False) as client:
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{url}/server_info", timeout=5, trust_env=False).is_success:
+                if client.get(f"{url}/server_info").is_success:
                     return
             time.sleep(_POLL_SECONDS)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import dagster as dg
 import httpx
 import psutil
 import pytest
@@ -18,8 +16,6 @@ from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, survivors, wai
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTANCE = ROOT / "dagster_project" / "dagster.yaml"
 QUERY = "{repositoriesOrError {... on RepositoryConnection {nodes {jobs {name} sensors {name sensorState {status}}}}}}"
 
 pytestmark = pytest.mark.integration
@@ -100,23 +96,3 @@ def test_it_serves_on_loopback_and_leaves_nothing_behind(case: PipelineCase, com
     assert command.wait(PATIENCE_SECONDS) == 0, output.read_text()
     assert survivors(family, 0) == []
     assert json.loads((home / "ports.json").read_text())["webserver"] == int(address.rpartition(":")[2])
-
-
-def test_missing_addresses_of_own_servers_are_named(case: PipelineCase) -> None:
-    environment = {
-        name: value for name, value in case.environment().items() if name not in ("KAFKA_BOOTSTRAP", "NATS_URL", "CLICKHOUSE_PORT")
-    }
-    found = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "dagster", "--own-servers"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 1
-    assert "set KAFKA_BOOTSTRAP, CLICKHOUSE_PORT" in found.stderr
-    assert "Traceback" not in found.stderr
-
-
-def test_the_instance_is_valid_and_has_no_telemetry(tmp_path: Path) -> None:
-    (tmp_path / "dagster.yaml").write_text(INSTANCE.read_text())
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        assert not instance.telemetry_enabled
-        assert instance.run_monitoring_enabled
-        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1

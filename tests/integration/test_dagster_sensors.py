@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from support.alert_servers import Webhook, mail_server, webhook
-from support.dagster_case import DagsterCase, dagster_case, failure
+from support.dagster_case import DagsterCase, dagster_case, failure, launch
 from support.pipeline_case import PipelineCase, wait_until
 
 from dagster_project.sensors import control as control_sensors
@@ -160,8 +160,8 @@ def test_a_file_that_has_become_faulty_is_told(dagster: DagsterCase, caplog: pyt
     dagster.case.write_file()
 
 
-def test_a_changed_file_restarts_its_pipeline_where_asked_for(dagster: DagsterCase) -> None:
-    dagster.jobs.start(dagster.case.file)
+def test_a_changed_file_restarts_or_reloads_where_asked_for(dagster: DagsterCase) -> None:
+    pid = dagster.jobs.start(dagster.case.file).state.pid
     first = dagster.sensor("watch_pipeline_files")
     willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
     dagster.case.write_file(lambda document: document.update(alerts={"max_restarts": 1}))
@@ -176,12 +176,7 @@ def test_a_changed_file_restarts_its_pipeline_where_asked_for(dagster: DagsterCa
     dagster.case.file.write_text(text)
     (again,) = willing.sensor("watch_pipeline_files", back.cursor).run_requests
     assert again.run_key != request.run_key, "Dagster would skip the second restart with the same content"
-
-
-def test_changed_settings_are_reloaded_where_that_is_enough(dagster: DagsterCase) -> None:
-    pid = dagster.jobs.start(dagster.case.file).state.pid
-    willing = DagsterCase(dagster.case, dagster.instance, restart_on_change=True)
-    first = willing.sensor("watch_pipeline_files")
+    # Settings that the runner can take are reloaded, without a restart.
     dagster.case.write_file(lambda document: document["sink"].update(max_batch_size=4000))
     tick = willing.sensor("watch_pipeline_files", first.cursor)
     assert tick.run_requests == []
@@ -215,41 +210,25 @@ def test_a_run_at_work_is_waited_for_an_endless_one_is_not(dagster: DagsterCase,
     unfinished_start(dagster)
     assert "a run is working on it" in dagster.sensor("keep_pipelines_running").skip_message
     monkeypatch.setattr(control_sensors, "LONGEST_CONTROL", timedelta(0))
-    assert [request.job_name for request in dagster.sensor("keep_pipelines_running").run_requests] == ["start_pipeline"]
-
-
-def test_a_queued_start_leaves_a_pipeline_stopped_meanwhile(dagster: DagsterCase) -> None:
-    case = dagster.case
-    pid = dagster.jobs.start(case.file).state.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped", "a dead job")
     dead = dagster.sensor("keep_pipelines_running")
+    assert [request.job_name for request in dead.run_requests] == ["start_pipeline"]
+    # A start that was queued leaves a pipeline alone that was stopped meanwhile.
     assert case.invoke("stop", str(case.file)).exit_code == 0
     launched(dagster, dead)
     assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped"
 
 
-@pytest.mark.parametrize("job", ["start_pipeline", "restart_pipeline", "drain_pipeline"])
-def test_a_file_with_another_id_starts_no_unwanted_pipeline(dagster: DagsterCase, job: str) -> None:
+def test_an_edited_file_starts_no_unwanted_pipeline(dagster: DagsterCase) -> None:
+    """One with another id; a faulty one's pipeline can still be stopped."""
     case = dagster.case
     dagster.jobs.start(case.file)
     case.write_file(lambda document: document.update(pipeline_id=f"{case.pipeline}-other"))
-    config = {"ops": {f"{job}_op": {"config": {"pipeline": case.pipeline}}}}
-    result = dagster.defs.resolve_job_def(job).execute_in_process(instance=dagster.instance, run_config=config, raise_on_error=False)
-    assert "reload the code location" in failure(result)
+    for job in ("start_pipeline", "restart_pipeline", "drain_pipeline"):
+        assert "reload the code location" in failure(launch(dagster, job)), job
     assert "reload the code location" in failure(dagster.materialize("raw_stream"))
     assert dagster.jobs.inspect(case.file).state == "stopped"
     assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "running"
-    case.write_file()
-
-
-def test_a_faulty_pipeline_is_stopped_from_the_launchpad(dagster: DagsterCase) -> None:
-    case = dagster.case
-    dagster.jobs.start(case.file)
     case.write_file(lambda document: document["sink"].pop("table"))
-    config = {"ops": {"stop_pipeline_op": {"config": {"pipeline": case.pipeline}}}}
-    job = dagster.defs.resolve_job_def("stop_pipeline")
-    assert job.execute_in_process(instance=dagster.instance, run_config=config, raise_on_error=False).success
+    assert launch(dagster, "stop_pipeline").success
     assert dagster.jobs.look(case.file, dagster.pipeline.config).state == "stopped"
     case.write_file()

@@ -1,10 +1,12 @@
 """The component in a dg project: two of them side by side, beside resources of the project's own; `dg check defs` has the last word."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 import yaml
 
@@ -38,18 +40,7 @@ def own() -> dg.Definitions:
     keys = ("duckdb", "kafka", "nats", "clickhouse", "pyspark", "alerts")
     return dg.Definitions(resources={key: dg.ResourceDefinition.hardcoded_resource(key) for key in keys})
 """
-LIST = """
-import json
-from shop.definitions import defs
-made = defs()
-print(json.dumps({
-    "assets": sorted(spec.key.to_user_string() for spec in made.resolve_all_asset_specs()),
-    "groups": sorted({spec.group_name for spec in made.resolve_all_asset_specs()}),
-    "jobs": sorted(job.name for job in made.resolve_all_job_defs()),
-    "sensors": sorted(one.name for one in made.sensors or ()),
-    "running": sorted(one.name for one in made.sensors or () if one.default_status.value == "RUNNING"),
-}))
-"""
+ADDRESSES = {"KAFKA_BOOTSTRAP": "k:9092", "CLICKHOUSE_HOST": "ch", "CLICKHOUSE_PORT": "8123", "NATS_URL": "nats://n:4222"}
 
 
 @pytest.fixture
@@ -71,43 +62,40 @@ def add(project: Path, name: str, pipeline_id: str = "orders-demo", **attributes
     (directory / "orders.yaml").write_text(EXAMPLE.replace("orders-demo", pipeline_id))
 
 
-def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    names = {"KAFKA_BOOTSTRAP": "k:9092", "CLICKHOUSE_HOST": "ch", "CLICKHOUSE_PORT": "8123", "NATS_URL": "nats://n:4222"}
+def check_defs(project: Path) -> subprocess.CompletedProcess[str]:
     places = {"PYTHONPATH": f"{ROOT}:{project}", "HOME": str(project), "TALLYFLOW_HOME": str(project / "home")}
-    environment = {
-        **names,
-        **places,
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "DAGSTER_DG_CLI_CONFIG": str(project / "none"),
-    }
-    return subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    paths = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "DAGSTER_DG_CLI_CONFIG": str(project / "none")}
+    command = [str(Path(sys.executable).with_name("dg")), "check", "defs"]
+    environment = {**ADDRESSES, **places, **paths}
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
-def listed(project: Path) -> dict[str, list[str]]:
-    found = run(project, sys.executable, "-c", LIST)
-    assert found.returncode == 0, found.stderr
-    answer: dict[str, list[str]] = yaml.safe_load(found.stdout.splitlines()[-1])
-    return answer
+def loaded(project: Path, monkeypatch: pytest.MonkeyPatch) -> dg.Definitions:
+    """What the project defines, in this process."""
+    for name, value in ADDRESSES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(project))
+    made: dg.Definitions = importlib.import_module("shop.definitions").defs()
+    for name in [name for name in sys.modules if name.split(".")[0] == "shop"]:
+        del sys.modules[name]
+    return made
 
 
-def test_two_components_live_beside_resources_of_the_project(project: Path) -> None:
+def test_two_components_live_beside_resources_of_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both read the same topic, into pipelines of the same id on servers of their own."""
     add(project, "europe")
     add(project, "asia", key_prefix="asia", schedules="running", translation={"group_name": "asia", "tags": {"pipeline": "{{ pipeline }}"}})
-    checked = run(project, str(Path(sys.executable).with_name("dg")), "check", "defs")
+    checked = check_defs(project)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    found = listed(project)
+    made = loaded(project, monkeypatch)
+    specs, jobs = made.resolve_all_asset_specs(), {job.name for job in made.resolve_all_job_defs()}
+    assets = {spec.key.to_user_string() for spec in specs}
     for name in ("kafka/orders", "orders_demo/clickhouse_table", "orders_demo/published"):
-        assert {name, f"asia/{name}"} <= {*found["assets"]}
-    assert {"start_pipeline", "asia_start_pipeline", "publish_orders_demo", "publish_asia_orders_demo"} <= {*found["jobs"]}
-    assert not any("prune" in job for job in found["jobs"])
-    assert {"automate_pipelines", "asia_automate_pipelines"} <= {*found["sensors"]}
-    assert {one for one in found["running"] if not one.startswith("asia_")} == {"keep_pipelines_running"}
-    assert {"asia", "kafka", "orders_demo"} <= {*found["groups"]}
-
-
-def test_a_translation_that_changes_a_key_is_refused(project: Path) -> None:
-    add(project, "europe", translation={"key": "other"})
-    checked = run(project, str(Path(sys.executable).with_name("dg")), "check", "defs")
-    assert checked.returncode != 0
-    assert "the key must stay; set key_prefix" in checked.stdout + checked.stderr
+        assert {name, f"asia/{name}"} <= assets
+    assert {"start_pipeline", "asia_start_pipeline", "publish_orders_demo", "publish_asia_orders_demo"} <= jobs
+    assert not any("prune" in job for job in jobs)
+    sensors = {one.name: one.default_status.value for one in made.sensors or ()}
+    assert {"automate_pipelines", "asia_automate_pipelines"} <= {*sensors}
+    running = {name for name, status in sensors.items() if status == "RUNNING"}
+    assert {one for one in running if not one.startswith("asia_")} == {"keep_pipelines_running"}
+    assert {"asia", "kafka", "orders_demo"} <= {spec.group_name for spec in specs}

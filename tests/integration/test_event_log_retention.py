@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable
 from dagster_postgres import PostgresEventLogStorage
-from support.dagster_storage import postgres_instance
+from support.dagster_storage import migrations_read_once, postgres_instance
 
 from dagster_project.jobs.event_log import Pruned, build, prune
 from dagster_project.pipeline_files import PipelineFiles
@@ -24,12 +24,13 @@ OLD, CUTOFF = NOW - timedelta(days=30), NOW - timedelta(days=14)
 @pytest.fixture(scope="module", params=["SQLite", "PostgreSQL"])
 def kept(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[dg.DagsterInstance]:
     """With SQLite on disk as `tallyflow dagster` has it, and in PostgreSQL as a deployment has it."""
-    if request.param == "PostgreSQL":
-        made = postgres_instance(request.getfixturevalue("postgres"))
-    else:
-        made = dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")))
-    with made as instance:
-        yield instance
+    with migrations_read_once():
+        if request.param == "PostgreSQL":
+            made = postgres_instance(request.getfixturevalue("postgres"))
+        else:
+            made = dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")))
+        with made as instance:
+            yield instance
 
 
 @pytest.fixture
@@ -80,26 +81,17 @@ def failing() -> None:
     fails()
 
 
-def test_old_observations_go_and_the_newest_stays(instance: dg.DagsterInstance) -> None:
-    observe(instance, 5)
-    age(instance, OLD)
-    assert prune(instance, CUTOFF, max_runs=10, max_events=100).events == 4
-    assert observations(instance) == [4]
-    # SQLite keeps events without a run a second time; PostgreSQL has the one that stays, once.
-    assert copies(instance) == (1 if isinstance(instance.event_log_storage, PostgresEventLogStorage) else 0)
-
-
-def test_what_is_not_old_stays(instance: dg.DagsterInstance) -> None:
-    observe(instance, 5)
+def test_old_observations_go_tick_by_tick_and_the_newest_stays(instance: dg.DagsterInstance) -> None:
+    """A tick takes no more than it may; what is not old stays."""
+    observe(instance, 8)
     age(instance, NOW)
     assert prune(instance, CUTOFF, 10, 100) == Pruned(0, 0, 0)
-    assert len(observations(instance)) == 5
-
-
-def test_a_tick_takes_no_more_than_it_may_and_the_next_goes_on(instance: dg.DagsterInstance) -> None:
-    observe(instance, 8)
+    assert len(observations(instance)) == 8
     age(instance, OLD)
     assert [prune(instance, CUTOFF, 10, 3).events for _ in range(4)] == [3, 3, 1, 0]
+    assert observations(instance) == [7]
+    # SQLite keeps events without a run a second time; PostgreSQL has the one that stays, once.
+    assert copies(instance) == (1 if isinstance(instance.event_log_storage, PostgresEventLogStorage) else 0)
 
 
 def test_old_runs_are_pruned_but_for_the_newest_of_an_asset(instance: dg.DagsterInstance) -> None:
@@ -123,6 +115,7 @@ def test_old_results_of_checks_go_but_for_the_newest_of_each(instance: dg.Dagste
     assert record.status.value == "FAILED"
 
 
+@pytest.mark.parametrize("kept", ["PostgreSQL"], indirect=True)
 def test_the_nightly_job_prunes_by_its_configuration(instance: dg.DagsterInstance) -> None:
     observe(instance, 3)
     age(instance, datetime.now(UTC) - timedelta(days=3))

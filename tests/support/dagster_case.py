@@ -1,7 +1,7 @@
 """A pipeline case through Dagster: its definitions in this process, jobs on real servers, the plain runner in place of Spark."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from resources.local.passwords import USER
 from resources.nats import NatsResource
 from resources.spark import SparkResource
 from resources.streaming_jobs import StreamingJobs
-from support.dagster_storage import postgres_instance
+from support.dagster_storage import migrations_read_once, postgres_instance
 from support.forked import Forked
 from support.pipeline_case import PipelineCase
 
@@ -105,9 +105,11 @@ class DagsterCase:
 @contextmanager
 def dagster_case(case: PipelineCase, webhook: str = "", postgres: PostgresServer | None = None, **fields: Any) -> Iterator[DagsterCase]:
     """Dagster's storage is in memory, or on that server. A machine that is overloaded may take longer to answer than a tick may last."""
-    kept = postgres_instance(postgres) if postgres else dg.DagsterInstance.ephemeral()
     patient = patch.object(resource, "ANSWER_WITHIN", timedelta(seconds=20)), patch.object(side_by_side, "WITHIN", timedelta(seconds=60))
-    with kept as instance, patient[0], patient[1]:
+    with ExitStack() as entered:
+        for one in (migrations_read_once(), *patient):
+            entered.enter_context(one)
+        instance = entered.enter_context(postgres_instance(postgres) if postgres else dg.DagsterInstance.ephemeral())
         made = DagsterCase(case, instance, webhook, **fields)
         yield made
         made.end()
@@ -127,3 +129,17 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     events = [event for event in result.all_events if event.is_step_failure]
     data = events[0].step_failure_data
     return str(data.user_failure_data.description if data.user_failure_data else data.error)
+
+
+def launch(dagster: DagsterCase, job: str, **config: Any) -> dg.ExecuteInProcessResult:
+    """A job of the launchpad, for the case's pipeline."""
+    settings = {"pipeline": dagster.case.pipeline, **config}
+    run_config = {"ops": {f"{job}_op": {"config": settings}}}
+    return dagster.defs.resolve_job_def(job).execute_in_process(instance=dagster.instance, run_config=run_config, raise_on_error=False)
+
+
+def reported(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """What a job of the launchpad says at its end."""
+    assert result.success, failure(result)
+    events = [event for event in result.all_events if event.is_successful_output]
+    return {name: value.value for name, value in events[0].step_output_data.metadata.items()}

@@ -7,13 +7,18 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.private import private_directory, write_whole
 from resources.local.clickhouse.users import User, UsersError, parse_user, read_users
 from resources.local.errors import LocalServerError
 from resources.local.ports import HOST
 from resources.local.server import Endpoint, NotReadyError
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_NAME = "default"
 _RELEASE = 2
@@ -42,10 +47,9 @@ class ClickHouse:
         user = read_first_user(endpoint.directory, endpoint.password)
         asking = f"asking ClickHouse for its version at {endpoint.address}"
         try:
-            # Without the environment's proxies: this is loopback.
-            with httpx.Client(base_url=f"http://{endpoint.address}", timeout=timeout.total_seconds(), trust_env=False) as client:
-                ping = client.get("/ping")
-                answer = client.post("/", content="SELECT version()", auth=(user.name, user.password))
+            url, seconds = f"http://{endpoint.address}", timeout.total_seconds()
+            ping = _client().get(f"{url}/ping", timeout=seconds)
+            answer = _client().post(f"{url}/", content="SELECT version()", auth=(user.name, user.password), timeout=seconds)
         except httpx.HTTPError as error:
             raise NotReadyError(f"{asking}: {error or type(error).__name__}") from error
         if ping.text.strip() != "Ok." or answer.status_code != 200:
@@ -54,6 +58,15 @@ class ClickHouse:
 
     def logs(self, directory: Path) -> Sequence[Path]:
         return [directory / "console.log"]
+
+
+@cache
+def _client() -> "httpx.Client":
+    """Return the client of this process for its probes: to make one reads the system's certificates, and a start probes many times."""
+    import httpx
+
+    # Without the environment's proxies: this is loopback.
+    return httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def users_file(directory: Path) -> Path:

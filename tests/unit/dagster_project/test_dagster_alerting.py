@@ -42,7 +42,7 @@ def test_a_red_check_alerts_once_until_its_cause_changes(files: PipelineFiles) -
         ("21,500 positions, as confirmed", True, ERROR, []),
         ("502 of 21,900 confirmed rows are missing", False, ERROR, ["check gaps failed: 502 of 21,900 confirmed rows are missing"]),
     ]
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         for answer, passed, severity, wanted in story:
             report(instance, "gaps", answer, passed, severity)
             failed, memory = newly_failed(instance, keys, memory)
@@ -51,7 +51,7 @@ def test_a_red_check_alerts_once_until_its_cause_changes(files: PipelineFiles) -
 
 def test_each_red_hour_calls_and_a_green_one_hides_none(files: PipelineFiles) -> None:
     keys, memory = watched(files.pipelines[0]), ChecksMemory()
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(partitions_name(files.pipelines[0]), [f"2026-03-01-{hour}:00" for hour in ("09", "10", "11")])
         report(instance, "match", "3 rows match", passed=True, hour="2026-03-01-09:00")
         assert newly_failed(instance, keys, memory)[0] == []
@@ -118,7 +118,7 @@ def failed(instance: dg.DagsterInstance, files: PipelineFiles, error: str, name:
 def test_a_failed_run_of_ours_alerts_once_for_each_cause(files: PipelineFiles) -> None:
     CALLS.clear()
     tag = {"tallyflow/pipeline": "orders-demo"}
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         failed(instance, files, "disk of 20 GiB is full", **tag)
         failed(instance, files, "disk of 21 GiB is full", **tag)
         assert CALLS == ["orders-demo: compact_orders_demo failed: disk of 20 GiB is full"]
@@ -140,7 +140,7 @@ def test_a_run_failed_by_a_red_check_is_left_to_the_check(files: PipelineFiles) 
     def gaps() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(passed=False)
 
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         defs = dg.Definitions(assets=[table], asset_checks=[gaps])
         result = defs.get_implicit_global_asset_job_def().execute_in_process(instance=instance, raise_on_error=False)
         assert not result.success
@@ -148,7 +148,7 @@ def test_a_run_failed_by_a_red_check_is_left_to_the_check(files: PipelineFiles) 
 
 
 def test_a_run_from_the_page_belongs_to_its_assets_pipeline(files: PipelineFiles) -> None:
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         for key, wanted in ((["orders_demo", "published"], "orders-demo"), (["others", "published"], None)):
             run = instance.create_run_for_job(asset_job(key), asset_selection=frozenset({dg.AssetKey(key)}))
             assert pipeline_of(files, run) == wanted

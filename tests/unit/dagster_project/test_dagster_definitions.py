@@ -278,6 +278,19 @@ def test_the_component_gives_what_the_directory_gives(tmp_path: Path, monkeypatc
 COMPONENT = {"type": "dagster_project.components.TallyflowPipelines", "attributes": {"path": "pipelines"}}
 
 
+def test_a_translation_that_changes_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    attributes = {"path": "pipelines", "translation": {"key": "other"}}
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(TallyflowPipelines, defs_yaml_contents={**COMPONENT, "attributes": attributes})
+        (path / "pipelines").mkdir()
+        (path / "pipelines" / "0.yaml").write_text(yaml.safe_dump(document()))
+        with pytest.raises(Exception, match="Error while building definitions") as refused, sandbox.load_component_and_build_defs(path):
+            pass
+    assert "the key must stay; set key_prefix" in str(refused.value.__cause__)
+
+
 def test_a_defs_yaml_beside_the_pipelines_is_no_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -393,7 +406,7 @@ def test_publication_and_checks_are_due_in_one_run(tmp_path: Path) -> None:
     """What is asked for at one moment is one run, in which a failed blocking check holds the publication back."""
     defs = definitions(tmp_path, document())
     key = ["orders_demo", "clickhouse_table"]
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         at = datetime(2026, 3, 1, 3, 19, tzinfo=UTC)
         before = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at)
         first = dg.evaluate_automation_conditions(defs, instance, evaluation_time=at + timedelta(minutes=2), cursor=before.cursor)

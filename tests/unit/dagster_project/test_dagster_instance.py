@@ -1,11 +1,16 @@
-"""The dagster.yaml that `tallyflow dagster` writes: when, and with which storage."""
+"""What `tallyflow dagster` does before it starts: the dagster.yaml that it writes, and the addresses that it needs."""
 
+import ssl
+import subprocess
 from pathlib import Path
 
+import dagster as dg
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from pipelines.cli.dagster import write_instance
+from pipelines.cli.app import app
+from pipelines.cli.dagster import _wait_until_up, write_instance
 from pipelines.errors import HaltError
 
 PROJECT = Path(__file__).resolve().parents[3] / "dagster_project"
@@ -48,3 +53,29 @@ def test_no_setting_is_said_twice() -> None:
     lines = [line for name in ("dagster.yaml", "postgres.yaml") for line in (PROJECT / name).read_text().splitlines()]
     settings = [line.partition(":")[0] for line in lines if line[:1].isalpha()]
     assert len(settings) == len({*settings})
+
+
+def test_the_instance_is_valid_and_has_no_telemetry(tmp_path: Path) -> None:
+    write_instance(tmp_path, "")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert not instance.telemetry_enabled
+        assert instance.run_monitoring_enabled
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
+
+
+def test_missing_addresses_of_own_servers_are_named(tmp_path: Path) -> None:
+    lacking = {"KAFKA_BOOTSTRAP": None, "NATS_URL": None, "CLICKHOUSE_PORT": None}
+    environment = {"CLICKHOUSE_HOST": "ch", "TALLYFLOW_HOME": str(tmp_path), "TALLYFLOW_PIPELINES": str(tmp_path), **lacking}
+    found = CliRunner().invoke(app, ["dagster", "--own-servers"], env=environment)
+    assert found.exit_code == 1
+    assert "set KAFKA_BOOTSTRAP, CLICKHOUSE_PORT" in " ".join(found.stderr.split())
+    assert "Traceback" not in found.stderr
+
+
+def test_a_start_that_is_waited_for_reads_certificates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: read.append(1) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    (tmp_path / "log").write_text("broken")
+    with subprocess.Popen(["sleep", "0.5"]) as process, pytest.raises(HaltError, match=r"no answer at http://127\.0\.0\.1:1; the end of"):
+        _wait_until_up(process, "http://127.0.0.1:1", tmp_path / "log")
+    assert len(read) == 1

@@ -3,6 +3,7 @@
 import ast
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -10,6 +11,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetC
 
 from dagster_project import dagster_private
 from dagster_project.dagster_private import Looked, results_since
+from dagster_project.run_config import sealed
 from dagster_project.web import dev
 from dagster_project.web import server as webserver
 
@@ -19,7 +21,10 @@ KEY = dg.AssetKey(["p", "clickhouse_table"])
 
 
 def private_imports(path: Path) -> list[str]:
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
+    text = path.read_text()
+    # To parse them all takes two seconds.
+    tree = ast.parse(text if "dagster._" in text else "")
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     return [node.module for node in nodes if node.module and node.module.startswith("dagster._")]
 
 
@@ -105,3 +110,43 @@ def of_run(instance: dg.DagsterInstance, run_id: str, made: dg.AssetCheckEvaluat
     kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED if is_planned else dg.DagsterEventType.ASSET_CHECK_EVALUATION
     event = dg.DagsterEvent(kind.value, "checked", event_specific_data=made)
     instance.store_event(dg.EventLogEntry(None, 10, "", run_id, time.time(), dagster_event=event))
+
+
+class Inner(dg.ConfigurableResource[None]):
+    word: str
+
+
+class Outer(dg.ConfigurableResource[None]):
+    inner: Inner
+    word: str
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        begun.append((context.instance, self.word, self.inner.word))
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        begun.append("ended")
+
+
+begun: list[Any] = []
+
+
+def test_a_sealed_resource_begins_in_the_instance_of_its_run(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> None:
+    """With the environment as it is then, in the resources below it too; another instance would cost each run databases of its own."""
+
+    @dg.op(required_resource_keys={"outer"})
+    def works() -> None:
+        begun.append("works")
+
+    outer = Outer(inner=Inner(word=dg.EnvVar("BELOW")), word=dg.EnvVar("ABOVE"))
+
+    @dg.job(resource_defs={"outer": sealed(outer)})
+    def job() -> None:
+        works()
+
+    begun.clear()
+    assert not job.execute_in_process(instance=instance, raise_on_error=False).success
+    assert begun == []
+    for name in ("ABOVE", "BELOW"):
+        monkeypatch.setenv(name, name.lower())
+    assert job.execute_in_process(instance=instance).success
+    assert begun == [(instance, "above", "below"), "works", "ended"]

@@ -1,18 +1,21 @@
 import hashlib
 import json
 import re
+import ssl
 import stat
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from resources.local.clickhouse.service import close_default_user, keep_users, read_first_user, users_file
+from resources.local.clickhouse.service import ClickHouse, close_default_user, keep_users, read_first_user, users_file
 from resources.local.clickhouse.users import User
 from resources.local.errors import LocalServerError
 from resources.local.kafka.broker import cluster_id, render_properties
 from resources.local.kafka.jars import cache_directory, find_faults, parse_sums, pinned_sums
 from resources.local.nats import render_configuration
-from resources.local.server import Endpoint
+from resources.local.server import Endpoint, NotReadyError
 
 ENDPOINT = Endpoint(Path("/homes/my home/servers/x"), 21001, {}, "s3cret")
 
@@ -122,3 +125,12 @@ def test_malformed_clickhouse_user_changes_and_shows_nothing(tmp_path: Path) -> 
         keep_users(tmp_path, ["good:one", "s3cret"])
     assert "s3cret" not in str(raised.value)
     assert not users_file(tmp_path).exists()
+
+
+def test_probes_of_clickhouse_read_no_certificates_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = replace(ENDPOINT, directory=tmp_path, port=1)
+    with pytest.raises(NotReadyError, match="asking ClickHouse for its version"):
+        ClickHouse().probe(endpoint, timedelta(seconds=1))
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: pytest.fail("certificates are read"))
+    with pytest.raises(NotReadyError, match="asking ClickHouse for its version"):
+        ClickHouse().probe(endpoint, timedelta(seconds=1))
