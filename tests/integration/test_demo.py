@@ -26,10 +26,9 @@ def demo(stack: LocalStack, directory: Path, *options: str) -> str:
 ACCOUNTED = "All {} records accounted for, exactly once. Dropped as they must be: {} duplicates, {} filtered records."
 
 
-def test_a_demo_in_processes_with_spark_accounts_for_all(running_stack: LocalStack, tmp_path: Path) -> None:
-    """Without a kill: how one out of a task of Spark ends a runner is shown by tests/crash/test_dedup_kills.py."""
-    shown = demo(running_stack, tmp_path, "--example", "orders")
-    assert "the runner ended with " not in shown
+def test_a_demo_with_spark_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path) -> None:
+    shown = demo(running_stack, tmp_path, "--example", "orders", "--kill")
+    assert "the runner ended with -9; " in shown
     assert ACCOUNTED.format("2,000", "199", "0") in shown
 
 
