@@ -106,16 +106,17 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     process = case.start_plain()
     case.wait_ready(process)
     assert killed_compaction(case) == before < run_files(case)
-    left_behind = run_files(case) - before
     pipeline.send("events", range(80, 100))
     wait_until(lambda: processed(case).rows_in == 181, "new segments")
+    before = listed_files(case)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(case.fork("compact", str(case.file), "--json").communicate, PATIENCE_SECONDS)
-        sent = 100
-        while not wait([asked], 0.2).done:
+        sent, pause_seconds = 100, 0.1
+        # A compaction starts again if the leg has replaced segments while it read them: some pause is long enough for any machine.
+        while not wait([asked], pause_seconds).done:
             pipeline.send("events", range(sent, sent + 20))
             pipeline.send("names", range(sent + 10, sent + 30))
-            sent += 20
+            sent, pause_seconds = sent + 20, pause_seconds * 1.5
     said, failed = asked.result()
     report = json.loads(said)
     assert {one["store"] for one in report if one["outcome"] == "listed"} == STORES, failed
@@ -123,7 +124,8 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     wait_until(lambda: processed(case).rows_in == read, "the end of the backlog")
     process.terminate()
     assert process.wait() == 0
-    assert run_files(case) - left_behind == listed_files(case)
+    # What it has replaced is gone; what a killed one, or one that started again, has written goes with the next start.
+    assert run_files(case) & before <= listed_files(case)
     case.warm_run()
     assert run_files(case) == listed_files(case)
     assert pipeline.account()["waiting"] == processed(case).outcomes["waiting in the join"]
