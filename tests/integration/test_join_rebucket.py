@@ -43,47 +43,78 @@ def both_sides(pipeline: JoinPipeline) -> None:
         pipeline.case.warm_run()
 
 
-@pytest.mark.parametrize("copies", [None, ("1h", "1h")], ids=["join", "dedup and join"])
-@pytest.mark.parametrize("buckets", [1, 3, 16])
-def test_a_join_goes_on_in_other_buckets(case: PipelineCase, copies: tuple[str, str] | None, buckets: int) -> None:
-    pipeline = JoinPipeline(case, case.addresses, copies=copies)
-    both_sides(pipeline)
+def rebucketed(pipeline: JoinPipeline, buckets: int) -> Any:
+    """The answer of `rebucket`, without which the pipeline does not start."""
     with_buckets(pipeline, buckets)
     with pytest.raises(HaltError, match="tallyflow rebucket"):
-        case.warm_run()
-    found = answer(case, "rebucket")
-    keys = {"dedup-left": 80, "dedup-right": 80} if copies else {}
-    assert (found["buckets_before"], found["buckets"], found["entries"]) == (8, buckets, 80 + sum(keys.values()))
-    assert entries(case) == {"join-left": 30, "join-right": 50, **keys}
-    assert run_files(case) == listed_files(case)
-    pipeline.send("names", [*range(60, 70), 1], "at last ")
-    pipeline.send("events", [0, 79, 90])
-    case.warm_run()
-    waiting = processed(case).outcomes["waiting in the join"]
-    assert pipeline.account()["waiting"] == waiting == (21 if copies else 22)
-    before = entries(case)
+        pipeline.case.warm_run()
+    found = answer(pipeline.case, "rebucket")
+    assert run_files(pipeline.case) == listed_files(pipeline.case)
+    return found
+
+
+def assert_waiting(pipeline: JoinPipeline, waiting: int) -> None:
+    assert pipeline.account()["waiting"] == processed(pipeline.case).outcomes["waiting in the join"] == waiting
+
+
+def assert_rebuilt_from_raw(pipeline: JoinPipeline) -> None:
+    """The replay stores each left record that has ever waited: none has been merged away."""
+    case, before = pipeline.case, entries(pipeline.case)
     answer(case, "rebuild-state")
-    # The replay stores each left record that has ever waited: none has been merged away.
     assert {store: max(count, before[store]) for store, count in entries(case).items()} == entries(case)
     pipeline.send("names", range(70, 75), "behind all ")
     pipeline.send("events", [0, 5])
     case.warm_run()
-    waiting = processed(case).outcomes["waiting in the join"]
-    assert pipeline.account()["waiting"] == waiting
-    assert [one["outcome"] for one in answer(case, "why", "79")["records"]] == (["waits", "copy"] if copies else ["waits", "waits"])
 
 
-def test_apply_gives_a_join_other_buckets(case: PipelineCase) -> None:
+def test_a_join_goes_on_in_other_buckets(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses)
     both_sides(pipeline)
+    found = rebucketed(pipeline, 16)
+    assert (found["buckets_before"], found["buckets"], found["entries"]) == (8, 16, 80)
+    assert entries(case) == {"join-left": 30, "join-right": 50}
+    pipeline.send("names", [*range(60, 70), 1], "at last ")
+    pipeline.send("events", [0, 79, 90])
+    case.warm_run()
+    assert_waiting(pipeline, 22)
+    assert_rebuilt_from_raw(pipeline)
+    assert_waiting(pipeline, 17)
+    assert [one["outcome"] for one in answer(case, "why", "79")["records"]] == ["waits", "waits"]
     with_buckets(pipeline, 3)
     said = case.invoke("apply", str(case.file), "--yes", "--no-start")
     assert said.exit_code == 0, said.output
     assert "rewrite the key store to 3 buckets" in said.stdout
-    pipeline.send("names", range(45, 60), "at last ")
+    pipeline.send("names", range(50, 60), "last ")
     case.warm_run()
-    waiting = processed(case).outcomes["waiting in the join"]
-    assert pipeline.account()["waiting"] == waiting == 20
+    assert_waiting(pipeline, 7)
+
+
+def test_a_join_behind_dedups_goes_on_in_other_buckets(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that was killed is finished by the next; then all into one bucket."""
+    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
+    both_sides(pipeline)
+    with_buckets(pipeline, 3)
+    for place in ("_mark", "change_buckets"):
+        with monkeypatch.context() as patch, closing(key_state(case)) as state, pytest.raises(ZeroDivisionError):
+            patch.setattr(pipelines.maintenance.rebucket, place, lambda *_: 1 / 0)
+            rebucket(state)
+        with pytest.raises(HaltError, match="tallyflow rebucket"):
+            case.warm_run()
+    found = answer(case, "rebucket")
+    keys = {"dedup-left": 80, "dedup-right": 80}
+    assert (found["buckets"], found["entries"]) == (3, 240)
+    assert entries(case) == {"join-left": 30, "join-right": 50, **keys}
+    pipeline.send("names", [*range(60, 70), 1], "at last ")
+    pipeline.send("events", [0, 79, 90])
+    case.warm_run()
+    # The segments of the killed ones have gone.
+    assert run_files(case) == listed_files(case)
+    assert_waiting(pipeline, 21)
+    found = rebucketed(pipeline, 1)
+    assert (found["buckets_before"], found["buckets"], found["entries"]) == (3, 1, 21 + 60 + 81 + 91)
+    assert_rebuilt_from_raw(pipeline)
+    assert_waiting(pipeline, 16)
+    assert [one["outcome"] for one in answer(case, "why", "79")["records"]] == ["waits", "copy"]
 
 
 def test_a_window_that_ends_at_the_next_frame_has_its_row(case: PipelineCase) -> None:
@@ -107,20 +138,3 @@ def test_a_window_that_ends_at_the_next_frame_has_its_row(case: PipelineCase) ->
     wait_until(has_ended, "the end of the windows")
     assert pipeline.rows() == [(one, None, one + 0.5) for one in range(40)]
     assert pipeline.account()["unmatched"] == 40
-
-
-def test_a_change_that_was_killed_is_finished_by_the_next(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
-    both_sides(pipeline)
-    with_buckets(pipeline, 3)
-    for place in ("_mark", "change_buckets"):
-        with monkeypatch.context() as patch, closing(key_state(case)) as state, pytest.raises(ZeroDivisionError):
-            patch.setattr(pipelines.maintenance.rebucket, place, lambda *_: 1 / 0)
-            rebucket(state)
-        with pytest.raises(HaltError, match="tallyflow rebucket"):
-            case.warm_run()
-    answer(case, "rebucket")
-    pipeline.send("names", range(45, 60), "at last ")
-    case.warm_run()
-    assert run_files(case) == listed_files(case)
-    assert pipeline.account()["waiting"] == 20

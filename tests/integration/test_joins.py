@@ -5,7 +5,8 @@ from contextlib import closing
 from datetime import timedelta
 
 import pytest
-from support.join_pipeline import JoinPipeline, has_decided_all, processed
+from pyspark.sql import SparkSession
+from support.join_pipeline import JoinPipeline, clean, has_decided_all, processed, run_until
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.protocol.positions import Position
@@ -14,7 +15,8 @@ from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 
-def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, way: None) -> None:
+def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, session: SparkSession) -> None:
+    case.session = session
     pipeline = JoinPipeline(case, case.addresses)
     pipeline.send("names", range(50))
     case.warm_run()
@@ -36,7 +38,7 @@ def test_a_left_record_is_joined_whichever_side_comes_first(case: PipelineCase, 
     assert sorted(letter["source"] for letter in case.dead_letters()) == ["events", "names"]
 
 
-def test_copies_of_either_side_are_dropped_before_the_join(case: PipelineCase, way: None) -> None:
+def test_copies_of_either_side_are_dropped_before_the_join(case: PipelineCase) -> None:
     pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
     pipeline.send("names", [*range(30), 3])
     case.warm_run()
@@ -77,27 +79,25 @@ def test_a_refused_row_redriven_is_no_copy_of_itself(case: PipelineCase) -> None
 
 
 @pytest.mark.parametrize("unmatched", ["drop", "emit", "dead_letter"])
-def test_a_window_ends_while_no_record_arrives(case: PipelineCase, unmatched: str) -> None:
-    pipeline = JoinPipeline(case, case.addresses, windows=("3s", "1h"), unmatched=unmatched)
+def test_a_window_ends_while_no_record_arrives_and_is_proven(case: PipelineCase, unmatched: str) -> None:
+    pipeline = JoinPipeline(case, case.addresses, windows=("1s", "1h"), unmatched=unmatched)
     pipeline.send("names", [1])
     case.warm_run()
-    runner = case.warm_runner(until_caught_up=False)
-    running = case.in_background(runner)
-    try:
-        pipeline.send("events", [1, 2, 3])
-        wait_until(lambda: has_decided_all(processed(case), 4), "the end of the windows")
-        wait_until(lambda: len(pipeline.rows()) == (3 if unmatched == "emit" else 1), "the rows")
-    finally:
-        runner.request_stop()
-        running.join()
+    pipeline.send("events", [1, 2, 3])
+    rows = 3 if unmatched == "emit" else 1
+    run_until(case, lambda: has_decided_all(processed(case), 4) and len(pipeline.rows()) == rows, "the rows of the ended windows")
     alone = [(2, None, 2.5), (3, None, 3.5)] if unmatched == "emit" else []
     assert pipeline.rows() == [(1, "n1", 1.5), *alone]
     letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["code"]) for letter in case.dead_letters()]
     assert sorted(letters) == ([(2, "join", "unmatched"), (3, "join", "unmatched")] if unmatched == "dead_letter" else [])
-    outcomes = processed(case).outcomes
-    assert outcomes.get("unmatched by the join", 0) == (2 if unmatched == "drop" else 0)
+    dropped = 2 if unmatched == "drop" else 0
+    assert processed(case).outcomes.get("unmatched by the join", 0) == dropped
     with closing(case.log()) as log:
         assert log.last(case.names.stream("raw"), case.names.tick()) is not None
+    verified, audited = clean(case, "verify"), clean(case, "audit")
+    assert (verified["rows"], verified["rejected"], verified.get("unmatched by the join", 0)) == (rows, len(letters), dropped)
+    assert (audited["out"], audited["dead letters"], audited.get("unmatched by the join", 0)) == (rows, len(letters), dropped)
+    assert (verified["records"], audited["raw"], audited["kept for the join"]) == (4, 4, 1)
 
 
 def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -> None:
@@ -108,17 +108,21 @@ def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -
     case.warm_run()
     # Released in another order than they came.
     pipeline.send("names", [105, 91])
-    case.warm_run()
     pipeline.send("names", [101, 100, 92])
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [91, 92]
     letters = [(json.loads(letter["value"])["id"], letter["stage"], letter["source"]) for letter in case.dead_letters()]
     assert sorted(letters) == [(100, "sink", "events"), (101, "sink", "events"), (105, "sink", "events")]
+    counts = clean(case, "verify")
+    assert (counts["rows"], counts["refused"], counts["waiting in the join"]) == (2, 3, 15)
+    assert clean(case, "audit")["dead letters"] == 3
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [91, 92, 100, 101, 105]
     assert processed(case).outcomes["waiting in the join"] == 15
+    assert clean(case, "verify")["rows"] == 5
+    assert clean(case, "audit")["entered again"] == 3
 
 
 def test_dead_letters_of_a_plan_are_in_the_order_of_causes(case: PipelineCase) -> None:

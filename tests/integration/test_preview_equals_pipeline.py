@@ -27,6 +27,8 @@ from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
 
+CHANGED_BY_MUTANTS = "filter, compute and dedup"
+"""The recipe that is played for mutants, and as it is before them."""
 PROGRAMS = int(os.environ.get("TALLYFLOW_PREVIEW_PROGRAMS", "6"))
 
 
@@ -46,7 +48,7 @@ def test_random_programs_end_as_their_preview_says(running_stack: LocalStack, tm
     assert given or ends.keys() >= {"row", "rejected"}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {CHANGED_BY_MUTANTS}))
 def test_a_recipe_ends_as_its_preview_says(case: PipelineCase, name: str) -> None:
     play(case, RECIPES[name])
     assert assert_equal(case)["row"] > 0
@@ -86,8 +88,8 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
 
 
 def test_a_mutant_of_a_step_is_found_by_the_comparison(case: PipelineCase) -> None:
-    play(case, RECIPES["filter, compute and dedup"])
-    assert_equal(case)
+    play(case, RECIPES[CHANGED_BY_MUTANTS])
+    assert assert_equal(case)["row"] > 0
     for name, (step, method, mutant) in MUTANTS.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(step, method, mutant)

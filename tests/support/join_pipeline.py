@@ -1,16 +1,12 @@
 """A pipeline case whose events are joined with the records of a second topic, `names`, and what its table must hold.
 
-What the table must hold is computed by a program that imports nothing of ours (outside_join.py).
+What the table must hold is computed by a module that imports nothing of ours (outside_join.py).
 """
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -19,6 +15,7 @@ from pipelines.config import parse
 from pipelines.config.durations import parse_duration
 from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
+from support import outside_join
 from support.pipeline_case import PipelineCase, wait_until
 from support.producer import make_producer
 
@@ -106,7 +103,7 @@ class JoinPipeline:
         return list(self.case.client().query(f"SELECT id, name, amount FROM {self.case.table} ORDER BY id, name, amount").result_rows)
 
     def account(self) -> dict[str, Any]:
-        """The account that a program makes which knows nothing of ours (outside_join.py); an uneven one is a failure."""
+        """The account that outside_join.py makes, which knows nothing of ours; an uneven one is a failure."""
         case, a = self.case, self.case.addresses
         left, right = (int(parse_duration(window) / timedelta(microseconds=1)) for window in self.windows)
         clickhouse = {
@@ -128,12 +125,8 @@ class JoinPipeline:
             ],
             "clickhouse": clickhouse,
         }
-        script = shutil.copy(Path(__file__).with_name("outside_join.py"), case.directory)
-        done = subprocess.run(
-            [sys.executable, "-P", script], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        counts: dict[str, Any] = json.loads(done.stdout)
+        counts = outside_join.account(asked)
+        assert not any(counts[name] for name in outside_join.DIFFERENCES), counts
         return counts
 
 
@@ -148,3 +141,31 @@ def processed(case: PipelineCase) -> LegTally:
 
 def has_decided_all(account: LegTally, read: int) -> bool:
     return account.rows_in == read and "waiting in the join" not in account.outcomes
+
+
+def run_until(case: PipelineCase, is_done: Callable[[], bool], what: str) -> None:
+    """Run the pipeline, which ends windows by ticks, until something is so and all of it is in the table."""
+    runner = case.warm_runner(until_caught_up=False)
+    running = case.in_background(runner)
+    try:
+        wait_until(is_done, what)
+    finally:
+        runner.request_stop()
+        running.join()
+    case.warm_run()
+
+
+def report(case: PipelineCase, command: str, *arguments: str) -> dict[str, Any]:
+    """The report of a proof of the case."""
+    found = case.invoke(command, str(case.file), "--json", *arguments)
+    assert found.stdout.startswith("{"), found.output
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+def clean(case: PipelineCase, command: str, *arguments: str) -> dict[str, int]:
+    """The counts of a report that is clean."""
+    answer = report(case, command, *arguments)
+    assert (answer["verdict"], answer["findings"], answer["not_proven"]) == ("clean", [], []), answer
+    counts: dict[str, int] = answer["counts"]
+    return counts

@@ -1,6 +1,5 @@
-"""The account of a join from outside: it reads Kafka, NATS and ClickHouse with their own clients, and nothing of ours.
+"""The account of a join from outside: it reads Kafka, NATS and ClickHouse with their own clients, and imports nothing of ours.
 
-A program: it takes one JSON object on its standard input, gives the numbers as one on its standard output, and ends with 1 if they differ.
 What was first is what NATS says: its sequences are the order, the running maximum of its times is the arrival. The join is played record
 by record. A record is broken if it is no JSON object; the key of a left record is `id`, that of a right one `who.id`. Where a dedup
 stands before the join, copies are records of one `id`, or of one `who.id` and `name`. By event time the records meet by their `at`, in
@@ -9,7 +8,6 @@ milliseconds.
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from typing import Any, NamedTuple
 from urllib.request import ProxyHandler, Request, build_opener
@@ -20,6 +18,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 Place = tuple[str, int, int]
 """Source, partition, offset."""
+DIFFERENCES = ("not on raw", "too many on raw", "lost rows", "rows too many")
+"""The numbers of an account that are zero, or empty, if each record is where it must be."""
 
 
 class Frame(NamedTuple):
@@ -241,13 +241,3 @@ def account(asked: dict[str, Any]) -> dict[str, Any]:
         "lost rows": [str(row) for row in (model.rows - stored).elements()][:5],
         "rows too many": [str(row) for row in (stored - model.rows).elements()][:5],
     }
-
-
-def main() -> int:
-    counts = account(json.load(sys.stdin))
-    json.dump(counts, sys.stdout)
-    return any(counts[name] for name in ("not on raw", "too many on raw", "lost rows", "rows too many"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

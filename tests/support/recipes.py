@@ -71,9 +71,7 @@ def _transformed(*transforms: dict[str, Any]) -> Change:
 
 
 RECIPES: dict[str, Recipe] = {
-    "as it is": Recipe(_unchanged, _sent([*events(60)]), parts=2),
-    "bad values": Recipe(_unchanged, _sent([*_NO_TEXT, *events(10)])),
-    "poison": Recipe(_unchanged, _sent([*_POISON, *events(10)])),
+    "good, bad and poisonous records": Recipe(_unchanged, _sent([*events(60), *_NO_TEXT, *_POISON]), parts=2),
     "filter, compute and dedup": Recipe(_transformed(FILTER, COMPUTE, DEDUP), _sent([*events(200)])),
     "a computed key": Recipe(_transformed(KEYED_BY_UPPER, {**DEDUP, "config": {"key": "name", "time_window": "1h"}}), _sent([*events(60)])),
     "stateless, in GlassFlow's order": Recipe(with_transforms(STATELESS, DEDUP, FILTER), _sent([*events(60)])),

@@ -103,6 +103,14 @@ def test_a_module_without_that_claim_is_seen_to_share_something(module: str) -> 
     assert list(reached(module))
 
 
+def test_the_account_of_a_join_from_outside_imports_none_of_ours() -> None:
+    source = (ROOT / "tests/support/outside_join.py").read_text()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name if isinstance(node, ast.Import) else f"{node.module}" for node in imports for alias in node.names}
+    assert not {name for name in names if name.partition(".")[0] in ("pipelines", "tallyflow", "resources", "support")}
+    assert {"nats", "confluent_kafka"} <= names
+
+
 def test_every_exception_is_needed() -> None:
     used: dict[str, set[str]] = {}
     for importer in PROOFS:
