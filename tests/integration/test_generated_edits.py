@@ -184,7 +184,7 @@ class History:
         self.sent += len(records)
         self.model.raw |= found
         self.model.records |= found
-        self.case.run_in_turn("ingest", "process")
+        self.case.warm_run(legs=("ingest", "process"))
         self.model.process(self.mapped)
 
     def edit(self) -> None:
