@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.edited_case import alter, mapping
+from support.edited_case import alter, mapping, stopped_at
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
 from typer.testing import CliRunner
 
@@ -12,10 +12,6 @@ from pipelines.cli.app import app
 from pipelines.errors import HaltError
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
-
-
-def killed_at(case: PipelineCase, failpoint: str) -> None:
-    assert case.run_plain(TALLYFLOW_FAILPOINT=f"{failpoint}:1").returncode == -9
 
 
 def abandon(case: PipelineCase, *arguments: str) -> dict[str, Any]:
@@ -35,17 +31,20 @@ def sink_of_tally(case: PipelineCase) -> dict[str, int]:
     return dict(found["legs"][2]["outcomes"])
 
 
-def with_open_plan(case: PipelineCase, failpoint: str) -> None:
-    """100 rows wait in an open plan of the sink."""
+def with_open_plan(case: PipelineCase, killed_at: str = "") -> None:
+    """100 rows wait in an open plan of the sink, none of them inserted unless it is killed later."""
     if case.sent == 0:
         case.create_topic()
     case.send_events(100)
     case.warm_run(legs=("ingest", "process"))
-    killed_at(case, failpoint)
+    if killed_at:
+        assert case.run_plain(TALLYFLOW_FAILPOINT=f"{killed_at}:1").returncode == -9
+    else:
+        assert stopped_at(case, "sink.before-insert")
 
 
 def test_abandoned_rows_are_letters_and_enter_under_a_new_file(case: PipelineCase) -> None:
-    with_open_plan(case, "sink.before-insert")
+    with_open_plan(case)
     alter(case, "RENAME COLUMN name TO title")
     (plan,) = json.loads(case.invoke("plan", "show", str(case.file), "--json").stdout)
     assert (plan["leg"], plan["table"], plan["rows"], plan["settled"], plan["pieces"]) == ("sink", f"default.{case.table}", 100, 0, 1)
@@ -71,7 +70,7 @@ def test_abandoned_rows_are_letters_and_enter_under_a_new_file(case: PipelineCas
 
 
 def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:
-    with_open_plan(case, "sink.after-insert")
+    with_open_plan(case, killed_at="sink.after-insert")
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id % 4 = 0 SETTINGS mutations_sync = 2")
     found = abandon(case, "--yes")
     assert (found["stored"], found["given_up"]) == (75, 25)
@@ -86,7 +85,7 @@ def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:
 
 
 def test_rows_waiting_behind_the_plan_go_if_their_number_is_said(case: PipelineCase) -> None:
-    with_open_plan(case, "sink.before-insert")
+    with_open_plan(case)
     case.send_events(50)
     case.warm_run(legs=("ingest", "process"))
     assert abandon(case, "--dry-run")["rows"] == 100
@@ -104,7 +103,7 @@ def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoi
     """By the command, and by the sink."""
     command = ["plan", "abandon", str(case.file), "--leg", "sink", "--reason", "first", "--yes"]
     for killed_before, who in enumerate(("command", "sink")):
-        with_open_plan(case, "sink.before-insert")
+        with_open_plan(case)
         killed = case.fork(*command, entry="main_with_brief_inserts", TALLYFLOW_FAILPOINT=f"{failpoint}:1:worker")
         assert killed.wait(PATIENCE_SECONDS) == -9
         if who == "command":
@@ -121,7 +120,7 @@ def test_a_table_without_positions_needs_a_human_look(case: PipelineCase) -> Non
         f"CREATE TABLE {case.table} (id Int64, name String, amount Nullable(Float64)) ENGINE = MergeTree ORDER BY id "
         "SETTINGS non_replicated_deduplication_window = 100"
     )
-    with_open_plan(case, "sink.before-insert")
+    with_open_plan(case, killed_at="sink.before-insert")
     refused = case.invoke("plan", "abandon", str(case.file), "--leg", "sink", "--reason", "x", "--yes")
     assert refused.exit_code == 1
     assert "say --not-stored" in " ".join(refused.stderr.split())
@@ -143,7 +142,7 @@ def test_a_running_sink_keeps_its_plans(case: PipelineCase) -> None:
 
 def test_an_insert_goes_only_to_the_table_of_the_file(case: PipelineCase) -> None:
     """Who may write to the ledger decides no INSERT."""
-    with_open_plan(case, "sink.before-insert")
+    with_open_plan(case)
     log, chain = case.log(), case.names.chain("sink")
     for table, reported in (("FUNCTION file('written', 'CSV')", "no entry of a ledger"), ("default.another", "nothing was sent")):
         last = log.last(case.names.stream("ledger"), chain)
