@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 from support.computed_case import event, with_transforms
@@ -21,7 +20,8 @@ NAMES = ("a", "left out", "raises", "b", "c", "left out", "d", "e", "f", "g")
 
 def write(case: PipelineCase, source: str = SOURCE) -> None:
     case.file.with_name("own.py").write_text(source)
-    config = {"function": "own:f", "input": ["name"], "output": [{"name": "name", "type": "string"}]}
+    # The first call of a host compiles: on a busy machine that takes 25 s, and a host that is late is ended for a new one.
+    config = {"function": "own:f", "input": ["name"], "output": [{"name": "name", "type": "string"}], "timeout": "2m"}
     case.write_file(with_transforms({"type": "pyspark", "config": config}))
 
 
@@ -29,12 +29,14 @@ def test_dataframe_functions_make_rows_across_a_kill(case: PipelineCase) -> None
     write(case)
     case.create_topic(1)
     case.send([event(n, NAMES[n % 10], 1.0) for n in range(100)], partitions=1)
+    # Without it the plan that the kill leaves open may have no record yet.
+    case.warm_run(legs=("ingest",))
     killed = case.run_plain(TALLYFLOW_FAILPOINT="process.after-publish:1")
     assert killed.returncode == -9, killed.stderr
-    write(case, source=SOURCE.replace("F.upper", "F.initcap"))
+    write(case, source=SOURCE.replace("F.upper", "F.lower"))
     case.send([event(n, "xy", 1.0) for n in range(200, 203)], partitions=1)
     case.warm_run()
-    assert Counter(name for _, _, name, _ in case.rows()) == Counter(dict.fromkeys("ABCDEFG", 10)) + Counter(Xy=3)
+    assert Counter(name for _, _, name, _ in case.rows()) == Counter(dict.fromkeys("ABCDEFG", 10)) + Counter(xy=3)
     assert Counter((letter["stage"], letter["code"]) for letter in case.dead_letters()) == Counter({("pyspark", "python_error"): 10})
     verified = json.loads(case.invoke("verify", str(case.file), "--json").stdout)
     assert (verified["verdict"], verified["findings"], verified["not_proven"]) == ("clean", [], [])
@@ -60,28 +62,3 @@ def test_preview_calls_a_dataframe_function(case: PipelineCase) -> None:
     steps = [record["steps"][-1] for record in json.loads(shown.stdout)]
     assert [step["outcome"] for step in steps] == ["row", "dropped", "rejected", "row"]
     assert "own:f raises [USER_RAISED_EXCEPTION] a bad name with name = 'raises'" in steps[2]["reason"]
-
-
-def test_a_dataframe_function_returns_json_and_digits_as_text(case: PipelineCase) -> None:
-    array = "F.when(F.col('name') == 'no json', F.lit('[1')).otherwise(F.to_json(F.array(F.upper('name'), F.lit(None))))"
-    made = f"df.select({array}.alias('letters'), F.col('amount').cast('decimal(9,2)').cast('string').alias('price'))"
-    case.file.with_name("own.py").write_text(f"from pyspark.sql import functions as F\ndef f(df):\n    return {made}\n")
-    output = [{"name": "letters", "type": "array"}, {"name": "price", "type": "decimal"}]
-
-    def change(document: dict[str, Any]) -> None:
-        with_transforms({"type": "pyspark", "config": {"function": "own:f", "input": ["name", "amount"], "output": output}})(document)
-        columns = {"letters": "Array(Nullable(String))", "price": "Decimal(9, 2)"}
-        document["sink"]["mapping"] += [{"name": name, "column_name": name, "column_type": kind} for name, kind in columns.items()]
-
-    case.write_file(change)
-    sample = case.file.with_name("sample.jsonl")
-    sample.write_bytes(b"\n".join(event(n, name, 1.5) for n, name in enumerate(["a", "no json", "b"])) + b"\n")
-    shown = case.invoke("preview", str(case.file), "--input", str(sample), "--json")
-    assert shown.exit_code == 0, shown.output
-    steps = [record["steps"][-1] for record in json.loads(shown.stdout)]
-    assert [(step["fields"]["letters"], step["fields"]["price"]) for step in (steps[0], steps[2])] == [
-        (["A", None], "1.50"),
-        (["B", None], "1.50"),
-    ]
-    assert (steps[1]["outcome"], steps[1]["code"]) == ("rejected", "python_rows")
-    assert "text '[1' that is no JSON" in steps[1]["reason"]

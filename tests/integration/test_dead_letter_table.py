@@ -31,6 +31,15 @@ def stored(case: PipelineCase, columns: str = "position") -> list[Any]:
     return list(case.client().query(f"SELECT {columns} FROM {case.table}_rejected ORDER BY _tf_sequence, _tf_ordinal").result_rows)
 
 
+def with_tables(case: PipelineCase) -> None:
+    """Makes the topic, and the tables as the file says."""
+    case.write_file(with_dead_letters())
+    case.create_topic(1)
+    for statement in case.invoke("ddl", str(case.file)).stdout.split(";\n"):
+        if statement.strip():
+            case.client().command(statement)
+
+
 def proof(case: PipelineCase, command: str) -> dict[str, Any]:
     found = case.invoke(command, str(case.file), "--json")
     assert found.stdout, found.output
@@ -56,6 +65,7 @@ def send_with_headers(case: PipelineCase, value: bytes, headers: Sequence[tuple[
     assert producer.flush(60) == 0
 
 
+@pytest.mark.parametrize("way", ["in tasks"], indirect=True)
 def test_each_dead_letter_is_a_row_as_it_is_exported(case: PipelineCase, way: None) -> None:
     case.write_file(with_dead_letters())
     case.create_topic(1)
@@ -95,9 +105,7 @@ def content_of(written: Any) -> bytes | None:
 
 
 def test_a_redriven_dead_letter_stays_and_its_successor_names_it(case: PipelineCase) -> None:
-    case.write_file(with_dead_letters())
-    case.create_topic(1)
-    case.warm_run()
+    with_tables(case)
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT odd CHECK id % 7 != 0")
     case.client().command(f"ALTER TABLE {case.table}_cheap ADD CONSTRAINT odd CHECK id % 7 != 0")
     case.send([order(n) for n in (6, 7, 8)], partitions=1)
@@ -141,9 +149,7 @@ def test_a_mapping_of_its_own_and_a_time_that_no_column_reaches(case: PipelineCa
 
 
 def test_a_refused_dead_letter_halts_its_leg(case: PipelineCase) -> None:
-    case.write_file(with_dead_letters())
-    case.create_topic(1)
-    case.warm_run()
+    with_tables(case)
     client = case.client()
     client.command(f"ALTER TABLE {case.table}_rejected ADD CONSTRAINT known CHECK code != 'tombstone'")
     case.send([order(1), b"{", None, b"[", order(2)], partitions=1)
@@ -220,57 +226,51 @@ def expired(case: PipelineCase) -> int:
         return tally(log, case.names, config.topology).dead_letters.outcomes["discarded"]
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "column"),
-    [
-        ("DELETE WHERE code = 'tombstone'", "missing", None),
-        ("UPDATE message = 'other' WHERE code = 'tombstone'", "different", "message"),
-        ("UPDATE fingerprint = '' WHERE code = 'tombstone'", "different", "fingerprint"),
-        ("UPDATE headers = [('a', 'b')] WHERE code = 'tombstone'", "different", "headers"),
-    ],
-)
-def test_a_changed_row_is_named(case: PipelineCase, change: str, kind: str, column: str | None) -> None:
+CHANGES = {
+    "offset = 2": ("DELETE", "missing", None),
+    "offset = 3": ("UPDATE message = 'other'", "different", "message"),
+    "offset = 4": ("UPDATE fingerprint = ''", "different", "fingerprint"),
+    "offset = 5": ("UPDATE headers = [('a', 'b')]", "different", "headers"),
+}
+"""What is done to a row, and what verification finds."""
+FOREIGN = ("* REPLACE (9 AS _tf_sequence)", "* REPLACE (7 AS _tf_ordinal)", "*")
+"""Rows made of another: two of no dead letter, and a copy."""
+
+
+def test_checks_and_proofs_know_the_table_and_its_faults(case: PipelineCase) -> None:
     case.write_file(with_dead_letters())
     case.create_topic(1)
-    case.send([b"{", None], partitions=1)
+    case.send([order(1), b"{", None, None, None, None], partitions=1)
+    case.warm_run(legs=("ingest",))
     case.warm_run()
-    case.client().command(f"ALTER TABLE {case.table}_rejected {change} SETTINGS mutations_sync = 2")
-    (finding,) = json.loads(case.invoke("verify", str(case.file), "--json").stdout)["findings"]
-    assert (finding["place"], finding["kind"], finding["count"], finding["column"]) == ("rows of dead letters (rejected)", kind, 1, column)
-    audited = json.loads(case.invoke("audit", str(case.file), "--json").stdout)["findings"]
-    assert [(one["place"], one["kind"]) for one in audited] == [("dead letters -> table (rejected)", "missing")] * (kind == "missing")
-
-
-def test_rows_of_no_dead_letter_and_doubled_ones_are_named(case: PipelineCase) -> None:
-    case.write_file(with_dead_letters())
-    case.create_topic(1)
-    case.send([b"{", None], partitions=1)
-    case.warm_run()
-    table = f"{case.table}_rejected"
-    row = f"(SELECT * FROM {table} WHERE (_tf_sequence, _tf_ordinal) = (1, 1) LIMIT 1)"
-    for columns in ("* REPLACE (9 AS _tf_sequence)", "* REPLACE (7 AS _tf_ordinal)", "*"):
-        case.client().command(f"INSERT INTO {table} SELECT {columns} FROM {row}")
-    for command in ("audit", "verify"):
-        found = json.loads(case.invoke(command, str(case.file), "--json").stdout)["findings"]
-        assert sum(one["count"] for one in found if one["kind"] == "extra") == 2, found
-        assert sum(one["count"] for one in found if one["kind"] == "doubled") == 1, found
-    with Look(config_of(case)) as look:
-        assert not look.check("duplicates").passed
-        assert not look.check("gaps").passed
-
-
-def test_checks_and_numbers_know_the_table(case: PipelineCase) -> None:
-    case.write_file(with_dead_letters())
-    case.create_topic(1)
-    case.send([order(1), b"{", None], partitions=1)
-    case.warm_run()
-    config = config_of(case)
+    config, table = config_of(case), f"{case.table}_rejected"
     with Look(config) as look:
         for name in ("conservation", "duplicates", "gaps", "schema_drift", "insert_window", "views"):
             assert look.check(name).passed, look.check(name)
     account = read_account(config, 0)
-    assert numbers(account, "clickhouse_table_rejected") == {"dagster/row_count": 2, "waiting_rows": 0}
+    assert numbers(account, "clickhouse_table_rejected") == {"dagster/row_count": 5, "waiting_rows": 0}
     assert account.confirmed_to[LEG] == 1
+    case.client().command(f"CREATE TABLE {table}_kept ENGINE = Memory AS SELECT * FROM {table} WHERE offset = 2")
+    for place, (change, _, _) in CHANGES.items():
+        case.client().command(f"ALTER TABLE {table} {change} WHERE {place} SETTINGS mutations_sync = 2")
+    audited, verified = findings(case, "audit"), findings(case, "verify")
+    assert [(one["place"], one["kind"], one["count"]) for one in audited] == [("dead letters -> table (rejected)", "missing", 1)]
+    assert {(one["place"], one["count"]) for one in verified} == {("rows of dead letters (rejected)", 1)}
+    kinds = [(kind, column) for _, kind, column in CHANGES.values()]
+    assert sorted((one["kind"], one["column"] or "") for one in verified) == sorted((kind, column or "") for kind, column in kinds)
+    row = f"(SELECT * FROM {table} WHERE (_tf_sequence, _tf_ordinal) = (1, 1) LIMIT 1)"
+    for rows in (f"* FROM {table}_kept", *(f"{columns} FROM {row}" for columns in FOREIGN)):
+        case.client().command(f"INSERT INTO {table} SELECT {rows}")
+    with Look(config) as look:
+        assert not look.check("duplicates").passed
+        assert not look.check("gaps").passed
+    for found in (findings(case, "audit"), findings(case, "verify")):
+        assert sum(one["count"] for one in found if one["kind"] == "extra") == 2, found
+        assert sum(one["count"] for one in found if one["kind"] == "doubled") == 1, found
+
+
+def findings(case: PipelineCase, command: str) -> list[dict[str, Any]]:
+    return list(json.loads(case.invoke(command, str(case.file), "--json").stdout)["findings"])
 
 
 def test_a_table_without_positions_is_refused_at_the_start(case: PipelineCase) -> None:

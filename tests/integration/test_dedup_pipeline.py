@@ -1,11 +1,12 @@
 """Dedup on real servers: the first record of a key in the raw log goes on, whichever way the ranges are worked off."""
 
 import json
+from contextlib import closing
 from random import Random
 
 import pytest
 from pyspark.sql import SparkSession
-from support.dedup_case import check_event_times, check_first_of_keys, copies, event, key_state, keyed_by, timed_by
+from support.dedup_case import check_event_times, check_first_of_keys, copies, key_state, keyed_by, timed_by
 from support.pipeline_case import PipelineCase
 
 from pipelines.errors import HaltError, StateDamagedError
@@ -16,21 +17,12 @@ from pipelines.protocol.run_lists import live_lists
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 
-def test_the_first_record_of_each_key_arrives_once(case: PipelineCase, way: None) -> None:
+def test_the_first_record_of_each_key_arrives_once(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
     case.send(copies(3000))
     case.warm_run()
     assert check_first_of_keys(case) == {"row": 701, "duplicate": 2269, "letter": 30}
-
-
-def test_dropped_copies_may_be_kept_in_a_stream_of_their_own(case: PipelineCase, way: None) -> None:
-    case.write_file(keyed_by("id", keep_duplicates=True))
-    case.create_topic()
-    for first in (0, 1500):
-        case.send(copies(1500, first=first))
-        case.warm_run()
-    assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 701, "duplicate": 2269, "letter": 30}
 
 
 def timed(count: int, first: int) -> list[bytes | None]:
@@ -45,37 +37,29 @@ def timed(count: int, first: int) -> list[bytes | None]:
     return made
 
 
-def test_a_window_may_be_measured_on_the_time_of_the_event(case: PipelineCase, way: None) -> None:
+def test_event_times_decide_across_compaction_and_rebuilding(case: PipelineCase, session: SparkSession) -> None:
     case.write_file(timed_by("at", "id", "15s", "5s"))
     case.create_topic()
-    for first in (0, 700, 1400):
-        case.send(timed(700, first))
+    for number, between in enumerate([compact, rebuild, compact, None]):
+        case.session = session if number % 2 else None
+        case.send(timed(600, 600 * number))
         case.warm_run()
+        if between:
+            with closing(key_state(case)) as state:
+                between(state)
     fate = check_event_times(case, 15, 5)
     assert min(fate[kind] for kind in ("row", "duplicate", "late", "letter")) > 20, fate
     assert {dead_letter["code"] for dead_letter in case.dead_letters()} == {"late", "null_time", "invalid_json"}
 
 
-def test_event_time_dedup_survives_compaction_and_rebuilding(case: PipelineCase) -> None:
-    case.write_file(timed_by("at", "id", "15s", "5s"))
+def test_keys_are_known_across_processes_and_copies_may_be_kept(case: PipelineCase, session: SparkSession) -> None:
+    case.write_file(keyed_by("id", keep_duplicates=True))
     case.create_topic()
-    for number, between in enumerate([compact, rebuild, compact, rebuild]):
-        case.send(timed(300, 300 * number))
-        case.warm_run()
-        state = key_state(case)
-        between(state)
-        state.close()
-    check_event_times(case, 15, 5)
-
-
-def test_keys_are_remembered_across_runs_and_processes(case: PipelineCase, session: SparkSession) -> None:
-    case.write_file(keyed_by("id"))
-    case.create_topic()
-    for number, in_tasks in enumerate([False, True, False, True]):
+    for number, in_tasks in enumerate([False, True, False]):
         case.session = session if in_tasks else None
         case.send(copies(1000, first=1000 * number, keys=1499))
         case.warm_run()
-    assert check_first_of_keys(case)["row"] == 1499
+    assert check_first_of_keys(case, keeps_duplicates=True) == {"row": 1499, "duplicate": 1471, "letter": 30}
     runs = sorted(path.name for path in (case.names.directory(case.home) / "state").rglob("*.arrow"))
     log = case.log()
     _, lists = live_lists(log, case.names)
@@ -83,35 +67,27 @@ def test_keys_are_remembered_across_runs_and_processes(case: PipelineCase, sessi
     assert runs == sorted(listed[0] for listing in lists.values() for listed in listing), "only listed runs are left"
 
 
-def test_a_composite_key_tells_records_apart_by_all_its_fields(case: PipelineCase) -> None:
-    case.write_file(keyed_by("id", "name"))
+def test_a_key_is_all_its_fields_and_none_of_them_null(case: PipelineCase) -> None:
+    case.write_file(keyed_by("id", "name", "amount"))
     case.create_topic()
-    case.send([event(0, 1), event(1, 1), event(0, 1), event(0, 2), event(1, 1)], partitions=1)
+    keys = [(1, "a", 0.5), (1, "b", 0.5), (1, "a", 0.5), (2, "a", 0.5), (1, "b", 0.5), (1, "a", None), (1, "a", 1.5), (1, "a", None)]
+    case.send([json.dumps(dict(zip(("id", "name", "amount"), key, strict=True))).encode() for key in keys], partitions=1)
     case.warm_run()
-    assert sorted((number, name) for _, number, name, _ in case.rows()) == [(1, "record 0"), (1, "record 1"), (2, "record 0")]
-
-
-def test_a_null_key_is_a_dead_letter(case: PipelineCase) -> None:
-    case.write_file(keyed_by("amount"))
-    case.create_topic()
-    case.send([b'{"id": 1, "name": "a", "amount": 2.5}', b'{"id": 2, "name": "b"}', b'{"id": 3, "name": "c", "amount": 2.5}'], partitions=1)
-    case.warm_run()
-    assert [number for _, number, _, _ in case.rows()] == [1]
-    assert [(dead_letter["stage"], dead_letter["code"], dead_letter["field"]) for dead_letter in case.dead_letters()] == [
-        ("dedup", "null_key", "amount")
-    ]
+    assert sorted(key for _, *key in case.rows()) == [[1, "a", 0.5], [1, "a", 1.5], [1, "b", 0.5], [2, "a", 0.5]]
+    letters = [(dead_letter["stage"], dead_letter["code"], dead_letter["field"]) for dead_letter in case.dead_letters()]
+    assert letters == [("dedup", "null_key", None)] * 2
 
 
 def test_an_edit_of_the_key_is_refused_and_loses_nothing(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
-    case.send(copies(500))
+    case.send(copies(200, keys=150))
     case.warm_run()
     case.write_file(keyed_by("name"))
     with pytest.raises(HaltError, match="may not change while the pipeline lives"):
         case.warm_run()
     case.write_file(keyed_by("id"))
-    case.send(copies(500, first=500))
+    case.send(copies(200, first=200, keys=150))
     case.warm_run()
     check_first_of_keys(case)
 
@@ -124,11 +100,11 @@ def written_to_out(case: PipelineCase) -> int:
     return state.last_sequence
 
 
-@pytest.mark.parametrize("damage", ["missing", "flipped bits"])
+@pytest.mark.parametrize(("way", "damage"), [("in tasks", "missing"), ("in the runner", "flipped bits")], indirect=["way"])
 def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, way: None, damage: str) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
-    case.send(copies(1000))
+    case.send(copies(300, keys=150))
     case.warm_run()
     runs = {path: path.read_bytes() for path in (case.names.directory(case.home) / "state").rglob("*.arrow")}
     for path, content in runs.items():
@@ -138,7 +114,7 @@ def test_a_damaged_store_halts_before_anything_is_written(case: PipelineCase, wa
             half = range(len(content) // 4, len(content) * 3 // 4)
             path.write_bytes(bytes(byte ^ 1 if at in half else byte for at, byte in enumerate(content)))
     before = written_to_out(case)
-    case.send(copies(1000, first=1000))
+    case.send(copies(300, first=300, keys=150))
     case.run_in_turn("ingest")
     with pytest.raises(StateDamagedError, match="nothing was written; stop the pipeline and rebuild the store"):
         case.warm_run(legs=("process",))

@@ -14,12 +14,9 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from support.edited_case import Document, alter
+from support.edited_case import Document, alter, stopped_at
 from support.pipeline_case import PipelineCase, Position
 
-import pipelines.engine.leg
-import pipelines.sink.attempts
-import pipelines.sink.inserts
 from pipelines.errors import HaltError
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -141,8 +138,8 @@ def _converted(found: Any, before: Column, now: Column) -> Any:
 class History:
     """One seed's story, told to the real pipeline and to the model."""
 
-    def __init__(self, case: PipelineCase, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.case, self.rng, self.patch = case, random.Random(seed), monkeypatch
+    def __init__(self, case: PipelineCase, seed: int) -> None:
+        self.case, self.rng = case, random.Random(seed)
         self.model = Model({"n": Column("n", "Int64"), "s": Column("s", "Nullable(String)")})
         self.mapped: Columns = dict(self.model.columns)
         self.undo: list[Callable[[], None]] = []
@@ -184,7 +181,7 @@ class History:
         self.sent += len(records)
         self.model.raw |= found
         self.model.records |= found
-        self.case.run_in_turn("ingest", "process")
+        self.case.warm_run(legs=("ingest", "process"))
         self.model.process(self.mapped)
 
     def edit(self) -> None:
@@ -287,19 +284,7 @@ class History:
             return
         where = self.rng.choice(STOPS)
         self.story.append(f"stop at {where}")
-
-        def reach(name: str) -> None:
-            if name == where:
-                raise HaltError("stopped here")
-
-        with self.patch.context() as patch:
-            for module in (pipelines.engine.leg, pipelines.sink.attempts, pipelines.sink.inserts):
-                patch.setattr(module, "reach", reach)
-            # In place of a kill: the runner ends, its plan stays open.
-            try:
-                self.case.warm_run(legs=("sink",))
-            except HaltError as error:
-                assert str(error) == "stopped here", self.story
+        stopped_at(self.case, where)
         model = self.model
         if where == "leg.after-plan":
             model.deliver(list(model.plan))
@@ -332,8 +317,8 @@ class History:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_waits_arrives_as_it_was_made_whatever_is_edited(case: PipelineCase, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History(case, seed, monkeypatch)
+def test_what_waits_arrives_as_it_was_made_whatever_is_edited(case: PipelineCase, seed: int) -> None:
+    history = History(case, seed)
     try:
         history.play()
     except BaseException:

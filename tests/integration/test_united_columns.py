@@ -96,6 +96,13 @@ def send(case: PipelineCase, records: list[dict[str, Any]]) -> None:
     case.send([json.dumps(one).encode() for one in records], partitions=1)
 
 
+def create(case: PipelineCase, **settings: int) -> None:
+    """Makes the table as the file says."""
+    ddl = case.invoke("ddl", str(case.file))
+    assert ddl.exit_code == 0, ddl.output
+    case.client().command(ddl.stdout.strip().rstrip(";"), settings=settings)
+
+
 def proven(case: PipelineCase) -> dict[str, Any]:
     audit = case.invoke("audit", str(case.file), "--json")
     assert audit.exit_code == 0, audit.output
@@ -106,14 +113,11 @@ def proven(case: PipelineCase) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("flatten_nested", [1, 0])
-def test_each_value_is_stored_as_its_type_and_proven(case: PipelineCase, flatten_nested: int) -> None:
+@pytest.mark.parametrize(("way", "flatten_nested"), [("in tasks", 1), ("in the runner", 0)], indirect=["way"])
+def test_each_value_is_stored_as_its_type_and_proven(case: PipelineCase, way: None, flatten_nested: int) -> None:
     case.write_file(with_types)
     if not flatten_nested:
-        ddl = case.invoke("ddl", str(case.file))
-        assert ddl.exit_code == 0, ddl.output
-        case.client().command(ddl.stdout.strip().rstrip(";"), settings={"flatten_nested": 0})
+        create(case, flatten_nested=0)
     send(case, RECORDS + [refused for refused, _ in REFUSED.values()])
     case.warm_run()
     names = {name for name, _ in case.client().query(f"SELECT name, type FROM system.columns WHERE table = '{case.table}'").result_rows}
@@ -124,6 +128,16 @@ def test_each_value_is_stored_as_its_type_and_proven(case: PipelineCase, flatten
     assert proven(case)["counts"]["rows"] == len(RECORDS)
 
 
+CHANGED = {
+    "items": "`items.count` = arrayMap(n -> n + 1, `items.count`)",
+    "payload": "payload = toString(payload)::String::Dynamic",
+    "reading": "reading = false::Variant(Array(Float64), Bool, Int64, String)",
+    "shape": "shape = (1, 2.5)::Point",
+    "weight": "weight = 0.1015625",
+    "wait": "wait = toIntervalSecond(91)",
+    "extra": "extra = mapUpdate(extra, map('a', 1.5::Dynamic))",
+}
+"""A change of each column."""
 SHOWN = {
     "payload": ("Int64 0", "String 0"),
     "reading": ("String x", "Bool false"),
@@ -131,35 +145,25 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "column"),
-    [
-        ("`items.count` = arrayMap(n -> n + 1, `items.count`)", "items"),
-        ("payload = toString(payload)::String::Dynamic", "payload"),
-        ("reading = false::Variant(Array(Float64), Bool, Int64, String)", "reading"),
-        ("shape = (1, 2.5)::Point", "shape"),
-        ("weight = 0.1015625", "weight"),
-        ("wait = toIntervalSecond(91)", "wait"),
-        ("extra = mapUpdate(extra, map('a', 1.5::Dynamic))", "extra"),
-    ],
-)
-def test_a_changed_value_is_found(case: PipelineCase, change: str, column: str) -> None:
+def test_each_changed_value_is_found(case: PipelineCase) -> None:
     case.write_file(with_types)
-    send(case, RECORDS[:1])
+    send(case, [record(number, payload=0) for number in range(len(CHANGED) + 1)])
     case.warm_run()
-    case.client().command(f"ALTER TABLE {case.table} UPDATE {change} WHERE id = 0", settings={"mutations_sync": 1})
+    for number, change in enumerate(CHANGED.values()):
+        case.client().command(f"ALTER TABLE {case.table} UPDATE {change} WHERE id = {number}", settings={"mutations_sync": 1})
     ended = case.invoke("verify", str(case.file), "--json")
     assert ended.exit_code == 4, ended.output
-    (finding,) = json.loads(ended.stdout)["findings"]
-    assert finding["column"] == column
-    if column in SHOWN:
-        assert (finding["examples"][0]["expected"], finding["examples"][0]["found"]) == SHOWN[column]
+    findings = json.loads(ended.stdout)["findings"]
+    assert sorted((one["column"], one["kind"], one["count"]) for one in findings) == [(name, "different", 1) for name in sorted(CHANGED)]
+    examples = {one["column"]: one["examples"][0] for one in findings}
+    assert {name: list(CHANGED)[example["offset"]] for name, example in examples.items()} == {name: name for name in CHANGED}
+    assert {name: (examples[name]["expected"], examples[name]["found"]) for name in SHOWN} == SHOWN
 
 
 def test_a_nested_that_gains_a_part_no_longer_fits(case: PipelineCase) -> None:
     case.write_file(with_types)
-    send(case, RECORDS[:1])
-    case.warm_run()
+    create(case)
+    case.create_topic(1)
     case.client().command(f"ALTER TABLE {case.table} ADD COLUMN `items.price` Array(Float64)")
     with pytest.raises(Exception, match="column 'items' is Nested\\("):
         case.warm_run()
@@ -168,8 +172,7 @@ def test_a_nested_that_gains_a_part_no_longer_fits(case: PipelineCase) -> None:
 def test_init_fits_the_records_to_a_table_of_such_columns(case: PipelineCase) -> None:
     """Objects are fields of their own there (`shape.type`), so a column of whole objects is mapped by hand."""
     case.write_file(with_types)
-    ddl = case.invoke("ddl", str(case.file))
-    case.client().command(ddl.stdout.strip().rstrip(";"))
+    create(case)
     send(case, RECORDS)
     made = case.invoke("init", str(case.directory / "made.yaml"), "--topic", case.topic, "--table", case.table, "--yes", "--json")
     assert made.exit_code == 0, made.output

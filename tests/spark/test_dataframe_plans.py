@@ -1,13 +1,16 @@
 """Which functions over DataFrames are taken, and which are refused at load, by their plans. One session tries all of them."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import plan_verdicts
 
+ROOT = Path(__file__).parents[2]
 TAKEN = {
     "columns that are selected": ("return df.select((F.col('id') * 2).alias('x'))", {0: 2, 1: 4, 2: 6}),
     "a filter": ("return df.where('id <> 2').selectExpr('id AS x')", {0: 1, 2: 3}),
@@ -76,9 +79,12 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    bodies = {name: body for name, (body, _) in (TAKEN | REFUSED).items()}
+    sources = {name: f"{plan_verdicts.IMPORTS}def f(df):\n    {body}\n" for name, (body, _) in (TAKEN | REFUSED).items()}
+    example = re.search("```python\n(.*?)```", (ROOT / "docs" / "functions-pyspark.md").read_text(), re.DOTALL)
+    assert example
+    sources[plan_verdicts.EXAMPLE] = f"{example[1]}\n\nf = priced\n"
     command = [sys.executable, plan_verdicts.__file__, str(tmp_path_factory.mktemp("spark"))]
-    ended = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, input=json.dumps(sources), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout)
 
@@ -95,3 +101,8 @@ def test_a_row_wise_function_keeps_each_position(verdicts: dict[str, Any], name:
 def test_a_function_that_is_not_row_wise_is_refused(verdicts: dict[str, Any], name: str) -> None:
     verdict, *message = verdicts[name]
     assert (verdict, REFUSED[name][1] in str(message[0])) == ("refused", True), message
+
+
+def test_the_example_of_the_docs_runs(verdicts: dict[str, Any]) -> None:
+    verdict, *found = verdicts[plan_verdicts.EXAMPLE]
+    assert (verdict, found) == ("runs", [[{"_row": 0, "shop": "de", "gross": 2.38}], []])

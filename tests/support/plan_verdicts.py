@@ -1,4 +1,7 @@
-"""A program that loads functions over DataFrames in one session, and prints what each load ends in. For tests of the rules of plans."""
+"""A program that loads functions over DataFrames in one session, and prints what each load ends in. For tests of the rules of plans.
+
+In: the source of each by name; its function is `f`.
+"""
 
 import json
 import sys
@@ -17,17 +20,21 @@ IMPORTS = "from pyspark.sql import functions as F, Window\nimport pandas as pd, 
 INPUTS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 OUTPUTS = pa.schema([("x", pa.int64())])
 ROWS = pa.record_batch([pa.array([1, 2, 3], pa.int64()), pa.array(["a", "b", None])], schema=INPUTS)
+EXAMPLE = "the example of the docs"
+ORDERS = pa.record_batch({"order_id": pa.array(["de-1", "x"]), "price": pa.array([2.0, 0.0])})
+PRICED = pa.schema([("shop", pa.string()), ("gross", pa.float64())])
 
 
 def main() -> None:
     scratch = Path(sys.argv[1])
     session = start_session(scratch, scratch)
     verdicts = {}
-    for name, body in json.load(sys.stdin).items():
+    for name, source in json.load(sys.stdin).items():
+        rows, outputs = (ORDERS, PRICED) if name == EXAMPLE else (ROWS, OUTPUTS)
         module = ModuleType("own")
-        exec(f"{IMPORTS}def f(df):\n    {body}\n", module.__dict__)
+        exec(source, module.__dict__)
         try:
-            table, failures = DataFrameHost(session, module.f, (INPUTS, OUTPUTS), scratch, {}).answer(ROWS, alone=False)
+            table, failures = DataFrameHost(session, module.f, (rows.schema, outputs), scratch, {}).answer(rows, alone=False)
             verdicts[name] = ["runs", table.to_pylist(), failures]
         except (RefusedError, RowsError, DescribedError) as error:
             verdicts[name] = ["refused", str(error)]
