@@ -219,8 +219,8 @@ def test_metrics_table_names_the_metrics() -> None:
 
 def test_every_failpoint_says_what_the_next_start_does() -> None:
     points = section(text("docs/crash-recovery.md"), "Kill points")
-    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
-    assert sorted(rows) == failpoints()
+    rows = re.findall(r"^\| (`[^|]+`) \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`([a-z.-]+)`", row)) == failpoints()
 
 
 def test_tests_named_in_the_failure_matrix_exist() -> None:
