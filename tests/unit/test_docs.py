@@ -161,7 +161,7 @@ def rejection_codes() -> set[str]:
 
 def test_every_rejection_has_its_remedy_in_code_and_documents() -> None:
     table = section(text("docs/dead-letter-reference.md"), "Codes")
-    rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|$", table, re.MULTILINE)
     assert rejection_codes() | {INTERNAL_ERROR, EXPRESSION_ERROR, NOT_FINITE, *CODES} == set(REMEDIES)
     assert dict(rows) == REMEDIES
 
