@@ -55,7 +55,7 @@ def test_each_value_is_that_of_the_snapshot_of_its_plan(case: PipelineCase) -> N
         send(100)
         case.warm_run()
     epochs = {one["epoch"] for one in entries(case)}
-    assert len(digests_in_order(case)) > KILLS
+    assert len(digests_in_order(case)) >= KILLS
     assert len(epochs) > KILLS
     assert differences(case) == []
     assert_proven(case)
