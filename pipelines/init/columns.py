@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.init.fields import NAMES_A_CODE, FieldFacts, kind_of
-from pipelines.init.times import of_numbers, of_texts
+from pipelines.init.times import of_numbers, of_texts, possible
 from pipelines.process.mapping.composites import convert
 from pipelines.process.mapping.convert import convert_epoch, convert_formatted, integer_bounds
 from pipelines.types.columns import value_type
@@ -171,7 +171,9 @@ class Chooser:
                 found = of_numbers(column.facts.name, numbers)
                 if found and self.takes(numbers, found.column_type, found.notation):
                     return replace(column, source=source, type=found.column_type, notation=found.notation)
-                return replace(column, source=source, type=kind)
+                time = possible(column.facts.name, numbers)
+                notes = (f"a time? all fit `unit: {time.notation}` and {time.column_type}",) if time else ()
+                return replace(column, source=source, type=kind, notes=notes)
         return self._extracted(column, "integers of more than 64 bits, read as text from the whole value")
 
     def _of_floats(self, column: Column) -> Column:

@@ -52,9 +52,17 @@ def names_a_time(name: str) -> bool:
 
 def of_numbers(name: str, numbers: Sequence[float]) -> TimeGuess | None:
     """Guess the unit of numbers since 1970; None for a name that says nothing of time, or numbers of several units."""
-    if not numbers or not names_a_time(name):
-        return None
-    for unit, per_second in _UNITS.items():
+    return _in_their_unit(numbers) if names_a_time(name) else None
+
+
+def possible(name: str, numbers: Sequence[int]) -> TimeGuess | None:
+    """Return the time that integers of 12 digits and more may be, whatever their name says: below, too many other numbers look so."""
+    found = _in_their_unit(numbers)
+    return found if found and found.notation != "s" and not names_a_time(name) else None
+
+
+def _in_their_unit(numbers: Sequence[float]) -> TimeGuess | None:
+    for unit, per_second in _UNITS.items() if numbers else ():
         if all(_FIRST_SECOND * per_second <= number < _LAST_SECOND * per_second for number in numbers):
             precision = 6 if unit == "s" and any(number % 1 for number in numbers) else PRECISIONS[unit]
             return TimeGuess(f"DateTime64({precision})" if precision else "DateTime", unit)

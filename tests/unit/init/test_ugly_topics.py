@@ -193,6 +193,12 @@ def test_words_that_end_like_a_time_or_a_key_are_neither() -> None:
     assert types_of(made) == {"format": "Int64", "paid": "Int64"}
 
 
+def test_a_number_that_only_looks_like_a_time_says_so() -> None:
+    made = drafted([{"started": 1_769_903_999_123, "seconds": 1_769_903_999, "code": n, "at": 1_769_903_999_123} for n in (1, 2)])
+    assert types_of(made) == {"started": "Int64", "seconds": "Int64", "code": "Int64", "at": "DateTime64(3)"}
+    assert [line.strip() for line in made.text.splitlines() if "a time?" in line] == ["# a time? all fit `unit: ms` and DateTime64(3)"]
+
+
 def test_few_distinct_texts_are_low_cardinality_and_sort() -> None:
     values = [
         {"event_id": f"e{n}", "ts": 1_769_903_999_000 + n, "kind": ("view", "buy")[n % 2], "n": None if n else "x"} for n in range(40)
