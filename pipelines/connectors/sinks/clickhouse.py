@@ -153,7 +153,7 @@ def _check_window(table: Table, longest_outage: timedelta, lanes: int = 1) -> No
         raise _window_halt(
             table,
             f"{count_of(table.dedup_window, 'insert token')}, exactly-once needs at least {needed}{why}",
-            f"{setting} = {CREATED_DEDUP_WINDOW}",
+            f"{setting} = {max(CREATED_DEDUP_WINDOW, needed)}",
         )
     seconds = math.ceil(longest_outage.total_seconds())
     if table.dedup_seconds is not None and table.dedup_seconds < seconds:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipelines.connectors.sinks import Table
-from pipelines.connectors.sinks.clickhouse import MIN_DEDUP_TIME, _check_window
+from pipelines.connectors.sinks.clickhouse import MIN_DEDUP_TIME, MOST_SHARERS, _check_window
 from pipelines.errors import HaltError
 
 TABLE = Table("db", "t", "MergeTree", "", (), 4)
@@ -37,6 +37,13 @@ def test_lanes_that_insert_at_once_take_a_token_each() -> None:
         _check_window(replace(TABLE, dedup_window=63), MIN_DEDUP_TIME, lanes=16)
     with pytest.raises(HaltError, match=r"at least 800 \(4 for each of 100 partitions of an insert and 2 lanes at once\)"):
         _check_window(replace(TABLE, is_partitioned=True, dedup_window=799), MIN_DEDUP_TIME, lanes=2)
+
+
+def test_the_statement_that_is_named_is_enough() -> None:
+    shared = replace(TABLE, is_partitioned=True, dedup_window=10_000)
+    with pytest.raises(HaltError, match=r"at least 12800 .* non_replicated_deduplication_window = 12800, "):
+        _check_window(shared, MIN_DEDUP_TIME, lanes=2 * MOST_SHARERS)
+    _check_window(replace(shared, dedup_window=12_800), MIN_DEDUP_TIME, lanes=2 * MOST_SHARERS)
 
 
 def test_a_replicated_table_remembers_a_whole_standstill() -> None:
