@@ -161,7 +161,7 @@ def rejection_codes() -> set[str]:
 
 def test_every_rejection_has_its_remedy_in_code_and_documents() -> None:
     table = section(text("docs/dead-letter-reference.md"), "Codes")
-    rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|$", table, re.MULTILINE)
     assert rejection_codes() | {INTERNAL_ERROR, EXPRESSION_ERROR, NOT_FINITE, *CODES} == set(REMEDIES)
     assert dict(rows) == REMEDIES
 
@@ -219,8 +219,8 @@ def test_metrics_table_names_the_metrics() -> None:
 
 def test_every_failpoint_says_what_the_next_start_does() -> None:
     points = section(text("docs/crash-recovery.md"), "Kill points")
-    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
-    assert sorted(rows) == failpoints()
+    rows = re.findall(r"^\| (`[^|]+`) \| [^|]+ \| [^|]+ \|$", points, re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`([a-z.-]+)`", row)) == failpoints()
 
 
 def test_tests_named_in_the_failure_matrix_exist() -> None:
