@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -136,20 +137,14 @@ def test_some_calls_of_a_joining_runner_may_be_its_last(unmatched: Unmatched) ->
         literal_history(partial(arrange, call, "kill"), unmatched)
 
 
-def joining(max_age: timedelta | None = None) -> Iterator[History]:
-    for unmatched in UNMATCHED:
-        calls, *_ = literal_history(nothing, unmatched, max_age)
-        yield History(unmatched, calls, partial(literal_history, unmatched=unmatched, max_age=max_age))
-
-
 @pytest.mark.crash
 def test_a_joining_runner_may_stop_before_every_call() -> None:
-    before_every_call(*joining())
-
-
-@pytest.mark.crash
-def test_a_joining_runner_that_purges_may_stop_anywhere() -> None:
-    before_every_call(*joining(timedelta(0)))
+    """In turn one that keeps everything and one that purges at once."""
+    histories = []
+    for max_age, unmatched in product((None, timedelta(0)), UNMATCHED):
+        calls, *_ = literal_history(nothing, unmatched, max_age)
+        histories.append(History(f"{unmatched}, {max_age}", calls, partial(literal_history, unmatched=unmatched, max_age=max_age)))
+    before_every_call(*histories)
 
 
 @pytest.mark.crash
