@@ -119,6 +119,11 @@ class MergedRuns(Form):
     def is_changed(self) -> bool:
         return self.output != self.inputs
 
+    @property
+    def without_offer(self) -> str:
+        """The outcome of a bucket for which nothing is offered."""
+        return "overtaken" if self.missing else "unchanged"
+
     def compacted(self, outcome: str) -> Compacted:
         return Compacted(self.store, self.bucket, self.before, self.after, self.live_keys, outcome)
 
@@ -161,7 +166,7 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     reach("compact.after-runs")
     offers = {one.place: Offer(len(one.inputs), digest_of_names(one.inputs), one.output) for one in merged if one.is_changed}
     if not offers:
-        return [one.compacted("unchanged") for one in merged]
+        return [one.compacted(one.without_offer) for one in merged]
     log, subject = state.connections.log, state.names.compaction()
     last = log.last(state.names.stream("ledger"), subject)
     log.publish(subject, to_text(Offers(offers)).encode(), {}, last.sequence if last else 0)
@@ -196,7 +201,7 @@ def _merged_beside(state: KeyState, share: Share) -> list[MergedRuns]:
 def _outcomes(runs: Lists, merged: list[MergedRuns]) -> list[str]:
     def outcome(one: MergedRuns) -> str:
         if not one.is_changed:
-            return "overtaken" if one.missing else "unchanged"
+            return one.without_offer
         names = _names(runs.get(one.place, []))
         if one.output and _names(one.output) <= names:
             return "listed"
