@@ -232,10 +232,11 @@ def test_a_bucket_that_a_leg_replaces_is_begun_again(case: PipelineCase, disturb
     with closing(case.log()) as log:
         wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "a leg that has nothing to do")
     segment = min(listed_files(case))
-    next(store_directory(case).rglob(segment)).unlink()
-    with pytest.raises(StateDamagedError, match=segment):
-        compact(state)
     state.close()
+    next(store_directory(case).rglob(segment)).unlink()
+    # A process that has it open reads it still.
+    with closing(key_state(case)) as state, pytest.raises(StateDamagedError, match=segment):
+        compact(state)
     wait_until(lambda: is_gone(segment) and segment not in listed_files(case), "another segment")
     process.terminate()
     assert process.wait() == 0
