@@ -51,7 +51,7 @@ from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
 from pipelines.protocol.naming import Names
 from pipelines.protocol.topology import LegId, Topology, in_data_order
 from pipelines.runner.file_checks import check_file
-from pipelines.runner.preflight import check_shape
+from pipelines.runner.preflight import existing_streams
 from resources.clickhouse import ClickHouseResource
 from resources.kafka import KafkaResource
 from resources.local_servers import local_servers_for
@@ -269,7 +269,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         log = JetStream(config.nats)
         # A restart may be the answer to an outage: then the start checks again.
         with suppress(RetryableError), closing(log):
-            check_shape(config, log.connect())
+            existing_streams(config, log.connect())
 
     def bound_logs(self, pipeline_id: str) -> None:
         """Keep the log of a detached runner within its size; a failure is logged."""

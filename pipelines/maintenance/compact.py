@@ -20,13 +20,13 @@ from pydantic import AwareDatetime
 
 from pipelines.engine.connections import Connections
 from pipelines.engine.execute import ItemT, ReportT, Work, run_here
-from pipelines.errors import FencedError
-from pipelines.key_store.segments import RunFacts
+from pipelines.errors import FencedError, StateDamagedError
+from pipelines.key_store.segments import Run
 from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
 from pipelines.maintenance.kept_entries import check_kept
 from pipelines.maintenance.stores import beside, expired_us, opened_store
-from pipelines.process.buckets import listed
+from pipelines.process.buckets import listed, live_runs
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.codec import Count, Form, Long, StorePlace, Text, Version, to_text
@@ -37,6 +37,8 @@ from pipelines.protocol.records import instant
 from pipelines.protocol.run_lists import Listing, Lists, Offer, Offers, RunLists, digest_of_names
 
 ADOPTION_SECONDS = 30.0
+ATTEMPTS = 5
+"""How often a bucket is begun beside a running leg that replaces its segments before they are open."""
 _LOOK_SECONDS = 0.2
 
 
@@ -63,7 +65,7 @@ class Compacted:
     Each was looked up in the new segment and found, with the fields that are stored beside it.
 
     `outcome`: unchanged, listed (by the compaction or the running leg), offered (the leg lists it with its next batch), or overtaken (the
-    leg merged the segments meanwhile: nothing was lost, nothing gained).
+    leg merged the segments meanwhile: nothing was lost, nothing gained; no live keys were looked up if it did so ATTEMPTS times).
     """
 
     store: str
@@ -88,10 +90,17 @@ class StoreRuns(Form):
     to: Count
     config: Version
 
+    @property
+    def place(self) -> str:
+        return listed_as(self.store, self.bucket)
+
 
 @dataclass(frozen=True)
 class MergedRuns(Form):
-    """A store's bucket, its segments before and after, and the number of its live keys, each of which was found in the new segments."""
+    """A store's bucket, its segments before and after, and the number of its live keys, each of which was found in the new segments.
+
+    `missing`: the segment that was gone before it was open, in words; then nothing was merged.
+    """
 
     store: Text
     bucket: Count
@@ -100,6 +109,7 @@ class MergedRuns(Form):
     before: Extent
     after: Extent
     live_keys: Count
+    missing: Text = ""
 
     @property
     def place(self) -> str:
@@ -108,6 +118,11 @@ class MergedRuns(Form):
     @property
     def is_changed(self) -> bool:
         return self.output != self.inputs
+
+    @property
+    def without_offer(self) -> str:
+        """The outcome of a bucket for which nothing is offered."""
+        return "overtaken" if self.missing else "unchanged"
 
     def compacted(self, outcome: str) -> Compacted:
         return Compacted(self.store, self.bucket, self.before, self.after, self.live_keys, outcome)
@@ -131,7 +146,7 @@ def compact(state: KeyState, adoption_seconds: float = ADOPTION_SECONDS, share: 
 
 def _listed(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, share: Share) -> list[Compacted]:
     """List the new segments in our own `done` and delete the old ones: no leg runs, and we hold its lease."""
-    merged = _merge_all(state, found, share)
+    merged = share(MERGE, [*_to_merge(state, found).values()])
     reach("compact.after-runs")
     changed = [one for one in merged if one.is_changed]
     if changed:
@@ -147,11 +162,11 @@ def _listed(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: Proc
 
 def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Compacted]:
     """Offer the new segments to the running leg, which lists them if their inputs are still listed when its next batch ends."""
-    merged = state.settled(lambda found: _merge_all(state, found, share))
+    merged = _merged_beside(state, share)
     reach("compact.after-runs")
     offers = {one.place: Offer(len(one.inputs), digest_of_names(one.inputs), one.output) for one in merged if one.is_changed}
     if not offers:
-        return [one.compacted("unchanged") for one in merged]
+        return [one.compacted(one.without_offer) for one in merged]
     log, subject = state.connections.log, state.names.compaction()
     last = log.last(state.names.stream("ledger"), subject)
     log.publish(subject, to_text(Offers(offers)).encode(), {}, last.sequence if last else 0)
@@ -163,10 +178,30 @@ def _offered(state: KeyState, adoption_seconds: float, share: Share) -> list[Com
     return [_summary(state, one, outcome) for one, outcome in zip(merged, outcomes, strict=True)]
 
 
+def _merged_beside(state: KeyState, share: Share) -> list[MergedRuns]:
+    """Merge each bucket as it is listed now, and one whose segments the leg has replaced meanwhile as it is listed then, ATTEMPTS times.
+
+    Raise StateDamagedError if a segment is missing that is listed still.
+    """
+    merged: dict[str, MergedRuns] = {}
+    left = state.settled(partial(_to_merge, state))
+    for _ in range(ATTEMPTS):
+        merged |= {one.place: one for one in share(MERGE_BESIDE, [*left.values()])}
+        missing = {place: merged[place].missing for place in left if merged[place].missing}
+        if not missing:
+            break
+        newest = state.settled(partial(_to_merge, state))
+        for place, words in missing.items():
+            if place in newest and newest[place].runs == left[place].runs:
+                raise StateDamagedError(words)
+        left = {place: newest[place] for place in missing if place in newest}
+    return [*merged.values()]
+
+
 def _outcomes(runs: Lists, merged: list[MergedRuns]) -> list[str]:
     def outcome(one: MergedRuns) -> str:
         if not one.is_changed:
-            return "unchanged"
+            return one.without_offer
         names = _names(runs.get(one.place, []))
         if one.output and _names(one.output) <= names:
             return "listed"
@@ -190,7 +225,8 @@ def _delete(state: KeyState, place: str, runs: Listing, kept: Listing) -> None:
         state.connections.segments(place).delete(name)
 
 
-def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[MergedRuns]:
+def _to_merge(state: KeyState, found: ProcessState) -> dict[str, StoreRuns]:
+    """Return each store's buckets, as they are listed, by the place of their segments."""
     done, lists, config = state.last(found), state.lists(found), state.stage_config(found)
     items = []
     for store in config.stores:
@@ -198,22 +234,36 @@ def _merge_all(state: KeyState, found: ProcessState, share: Share) -> list[Merge
         for bucket in range(done.buckets):
             places = [listed_as(one, bucket) for one in beside(store)]
             items.append(StoreRuns(store, bucket, {place: lists.get(place, []) for place in places}, expired, done.to, done.config))
-    return share(MERGE, items)
+    return {item.place: item for item in items}
 
 
 def _merge(connections: Connections, item: StoreRuns) -> MergedRuns:
     """Merge one bucket of a store into its new segment, and prove that no live entry was lost."""
     store = opened_store(connections, config_of(connections, item.config), item.store, item.bucket, item.runs)
-    before = tuple(store.live)
+    # What is open stays readable when a leg deletes it.
+    before, extent = tuple(store.live), _extent(store, store.opened())
     after = tuple(store.compact(item.expired, item.to))
     live_keys = check_kept(store, after, item.expired)
-    return MergedRuns(item.store, item.bucket, listed(before), listed(after), _extent(store, before), _extent(store, after), live_keys)
+    written = [store.kind.open(store.storage, one, fields=store.fields) for one in after if one not in before]
+    new = [run for run in (*store.opened(), *written) if run.facts in after]
+    return MergedRuns(item.store, item.bucket, listed(before), listed(after), extent, _extent(store, new), live_keys)
+
+
+def _merge_beside(connections: Connections, item: StoreRuns) -> MergedRuns:
+    """Merge as `_merge`; the report tells of a segment that is missing, which a running leg may have replaced."""
+    try:
+        return _merge(connections, item)
+    except StateDamagedError as error:
+        runs = item.runs[item.place]
+        stored = sum(connections.segments(item.place).size(name) for name in _names(runs))
+        extent = Extent(sum(facts.rows for facts in live_runs(item.runs, item.place)), stored, len(runs), None)
+        return MergedRuns(item.store, item.bucket, runs, runs, extent, extent, 0, str(error))
 
 
 MERGE = Work(_merge, StoreRuns, MergedRuns)
+MERGE_BESIDE = Work(_merge_beside, StoreRuns, MergedRuns)
 
 
-def _extent(store: KeyedStore, facts: tuple[RunFacts, ...]) -> Extent:
-    runs = [store.kind.open(store.storage, one, fields=store.fields) for one in facts]
+def _extent(store: KeyedStore, runs: Sequence[Run]) -> Extent:
     oldest = min((instant(int(run.entries.time.min())) for run in runs), default=None)
-    return Extent(sum(one.rows for one in facts), sum(store.storage.size(one.name) for one in facts), len(facts), oldest)
+    return Extent(sum(run.facts.rows for run in runs), sum(store.storage.size(run.facts.name) for run in runs), len(runs), oldest)

@@ -25,11 +25,10 @@ from pipelines.host import raise_file_limit
 from pipelines.key_store.storage import Storage
 from pipelines.lookups.spec import TableSpec
 from pipelines.process.compile import compile_program
-from pipelines.protocol.naming import Names, all_roles
 from pipelines.rollups.feeds import rollups_of
 from pipelines.rollups.state import rollup_state
 from pipelines.runner.options import files_needed
-from pipelines.runner.preflight import CONTACT_SECONDS, check_existing_rows, check_shape
+from pipelines.runner.preflight import CONTACT_SECONDS, check_existing_rows, existing_streams
 
 KAFKA, NATS, CLICKHOUSE = "Kafka", "NATS", "ClickHouse"
 _PORTS = {
@@ -118,10 +117,8 @@ def _topic(config: PipelineConfig, source_id: str) -> str:
 
 def _streams(config: PipelineConfig, log: JetStream) -> str:
     log.connect()
-    check_shape(config, log)
-    names = Names(config.pipeline_id)
-    streams = [names.stream(role) for role in all_roles(config.streams, config.topology.outs)]
-    held = [stream for stream, state in log.states(streams).items() if state is not None]
+    streams = existing_streams(config, log).values()
+    held = [state.name for state in streams if state is not None]
     if not held:
         return "JetStream answers; the first start makes the pipeline's streams"
     apart = abs((log.clock(held[0]) - datetime.now(UTC)).total_seconds())

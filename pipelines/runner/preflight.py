@@ -52,21 +52,25 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
     log.connect()
     if config.state_uri:
         Storage.at(config.state_uri).check()
+    # Before anything is made: a file of another shape leaves no table.
+    streams = existing_streams(config, log)
     tables = {leg: sink.ensure() for leg, sink in sinks.items()}
     for leg, sink in sinks.items():
         if rollups_of(seen := config.seen_from(leg)):
             rollup_state(seen, sink).check(tables[leg])
-    stream_ids = ensure_streams(config, log)
+    stream_ids = ensure_streams(config, log, streams)
     for leg, sink in sinks.items():
         check_existing_rows(config.seen_from(leg), log, sink, tables[leg])
     return Prepared(facts, tables, stream_ids)
 
 
-def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
-    """Create the missing streams and return the streams' ids by role. Raise HaltError for a file of another shape."""
-    names, shape, roles = Names(config.pipeline_id), _shape_text(config), all_roles(config.streams, config.topology.outs)
-    states = log.states([names.stream(role) for role in roles])
-    found = dict(zip(roles, states.values(), strict=True))
+def existing_streams(config: PipelineConfig, log: JetStream) -> dict[str, StreamState | None]:
+    """Return the streams by role, None for one that is missing. Change nothing.
+
+    Raise HaltError for a file of another shape or a stream with other settings, DataLossError where only some are missing.
+    """
+    names, roles = Names(config.pipeline_id), all_roles(config.streams, config.topology.outs)
+    found = dict(zip(roles, log.states([names.stream(role) for role in roles]).values(), strict=True))
     for present in filter(None, found.values()):
         _check_same_shape(config, present)
     missing = [role for role, state in found.items() if state is None]
@@ -76,12 +80,20 @@ def ensure_streams(config: PipelineConfig, log: JetStream) -> dict[str, str]:
             f"starting pipeline {config.pipeline_id}: of its streams {', '.join(names.stream(role) for role in missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing; restore all streams from one moment, or delete the pipeline and start it anew"
         )
-    ids = {}
-    for role in roles:
-        state = found[role]
+    for role, state in found.items():
         if state is not None:
             check_stream(state.settings, names.subjects(role))
-        else:
+    return found
+
+
+def ensure_streams(config: PipelineConfig, log: JetStream, found: Mapping[str, StreamState | None]) -> dict[str, str]:
+    """Create the streams that `existing_streams` has missed; return the ids of all by role.
+
+    Raise HaltError if a start beside this one has created them for a file of another shape.
+    """
+    names, shape, ids = Names(config.pipeline_id), _shape_text(config), {}
+    for role, state in found.items():
+        if state is None:
             metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
             size = _limit(config, role)
             state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
@@ -96,13 +108,6 @@ def _limit(config: PipelineConfig, role: str) -> int:
         return config.dead_letters.max_bytes
     is_between = role.partition("-")[0] in config.topology.roles_between
     return config.resources.nats.stream.max_bytes // config.streams if is_between else 0
-
-
-def check_shape(config: PipelineConfig, log: JetStream) -> None:
-    """Raise HaltError if existing streams belong to a file of another shape. Change nothing."""
-    for state in log.states([*map(Names(config.pipeline_id).stream, ROLES)]).values():
-        if state is not None:
-            _check_same_shape(config, state)
 
 
 def _check_same_shape(config: PipelineConfig, state: StreamState) -> None:

@@ -16,9 +16,9 @@ from support.dedup_case import check_first_of_keys, copies, event, key_state, ke
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 import pipelines.maintenance.rebucket
-from pipelines.engine.execute import batch_tasks
+from pipelines.engine.execute import batch_tasks, run_here
 from pipelines.errors import ConfigurationError, DataLossError, FencedError, HaltError, StateDamagedError
-from pipelines.maintenance.compact import compact
+from pipelines.maintenance.compact import ATTEMPTS, compact
 from pipelines.maintenance.rebucket import rebucket
 from pipelines.maintenance.rebuild import rebuild
 from pipelines.protocol.failpoints import VARIABLE
@@ -189,6 +189,58 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     log.close()
     process.terminate()
     assert process.wait() == 0
+    assert run_files(case) == listed_files(case)
+    check_first_of_keys(case)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "begun", "outcomes"),
+    [(2, 3, {"offered", "unchanged"}), (ATTEMPTS, ATTEMPTS, {"overtaken"})],
+    ids=["now and then", "each time"],
+)
+def test_a_bucket_that_a_leg_replaces_is_begun_again(case: PipelineCase, disturbed: int, begun: int, outcomes: set[str]) -> None:
+    case.write_file(lambda document: (keyed_by("id")(document), document.update(buckets=1)))
+    case.create_topic(partitions=1)
+    sent = attempts = 0
+
+    def send() -> None:
+        nonlocal sent
+        case.send([event(key, key) for key in range(sent, sent + 20)], partitions=1)
+        sent += 20
+
+    def is_gone(segment: str) -> bool:
+        """The leg merges several segments of its one bucket."""
+        send()
+        return segment not in run_files(case)
+
+    def share(work: Any, items: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= disturbed:
+            newest = items[0].runs["0"][-1][0]
+            wait_until(lambda: is_gone(newest), "another segment")
+        return run_here(state.connections, work, items)
+
+    send()
+    process = case.start_plain()
+    case.wait_ready(process)
+    state = key_state(case)
+    wait_until(lambda: listed_files(case), "a segment")
+    (report,) = compact(state, adoption_seconds=0, share=share)
+    assert attempts == begun
+    assert report.outcome in outcomes
+    with closing(case.log()) as log:
+        wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "a leg that has nothing to do")
+    segment = min(listed_files(case))
+    state.close()
+    next(store_directory(case).rglob(segment)).unlink()
+    # A process that has it open reads it still.
+    with closing(key_state(case)) as state, pytest.raises(StateDamagedError, match=segment):
+        compact(state)
+    wait_until(lambda: is_gone(segment) and segment not in listed_files(case), "another segment")
+    process.terminate()
+    assert process.wait() == 0
+    case.warm_run()
     assert run_files(case) == listed_files(case)
     check_first_of_keys(case)
 

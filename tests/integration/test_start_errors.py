@@ -349,10 +349,11 @@ def test_another_shape_is_refused_and_the_old_one_goes_on(case: PipelineCase) ->
     case.send_events(30)
     case.warm_run()
     for change, reported in ((other_buckets, "buckets was 8, the file has 4"), (other_topic, f"{case.topic}-other")):
-        case.write_file(change)
+        case.write_file(lambda document, change=change: (change(document), document["sink"].update(table=f"{case.table}_other")))
         message = refused(case)
         assert reported in message
         assert "may not change while the pipeline lives" in message
+    assert case.client().command(f"EXISTS TABLE {case.table}_other") == 0
     case.write_file()
     case.send_events(30)
     case.warm_run()

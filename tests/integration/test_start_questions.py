@@ -15,7 +15,7 @@ from pipelines.config import load
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import DataLossError, HaltError
 from pipelines.protocol.naming import ROLES
-from pipelines.runner.preflight import ensure_streams
+from pipelines.runner.preflight import ensure_streams, existing_streams
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,8 @@ def test_a_later_start_asks_each_stream_once(case: PipelineCase) -> None:
     case.warm_run()
     with closing(case.log()) as log:
         with counted(case, log) as asked:
-            ids = ensure_streams(load(case.file, case.environment()), log)
+            config = load(case.file, case.environment())
+            ids = ensure_streams(config, log, existing_streams(config, log))
         assert asked == dict.fromkeys(ROLES, 1)
         assert [*ids] == [*ROLES]
 
@@ -56,7 +57,7 @@ def test_the_first_of_several_refusals_is_told(case: PipelineCase) -> None:
 
     def refusal(kind: type[HaltError]) -> str:
         with pytest.raises(HaltError) as raised:
-            ensure_streams(load(case.file, case.environment()), log)
+            existing_streams(load(case.file, case.environment()), log)
         assert type(raised.value) is kind
         return str(raised.value)
 
