@@ -4,11 +4,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from pipelines.testing import Fault
 from support.protocol_world import World
 
 Prepare = Callable[[World], None]
+K = TypeVar("K")
 ROUNDS = int(os.environ.get("TALLYFLOW_MODEL_ROUNDS", "1"))
 """How often each place is struck, each time in another way: in the next history, or with the next kind."""
 
@@ -35,7 +37,7 @@ def arrange(call: int, kind: str, world: World) -> None:
     world.strike = (world.calls + call, kind)
 
 
-def dealt(histories: Sequence[History], kinds: Sequence[str]) -> Iterator[tuple[int, History, str]]:
+def dealt(histories: Sequence[History], kinds: Sequence[K]) -> Iterator[tuple[int, History, K]]:
     """Every place of the longest history, with a history and a kind in turn."""
     for place in range(1, max(history.places for history in histories) + 1):
         ways = [(history, kind) for kind in kinds for history in histories if place <= history.places]
@@ -55,5 +57,5 @@ def at_every_publish(*histories: History, faults: Sequence[Fault] = tuple(Fault)
     def fail(number: int, fault: Fault, world: World) -> None:
         world.log.fail_publish(fault, number)
 
-    for number, history, kind in dealt(histories, [fault.value for fault in faults]):
-        reported(f"{history.name}, {kind} at publish {number}", partial(history.play, partial(fail, number, Fault(kind))))
+    for number, history, fault in dealt(histories, faults):
+        reported(f"{history.name}, {fault.value} at publish {number}", partial(history.play, partial(fail, number, fault)))
