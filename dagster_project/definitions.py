@@ -70,4 +70,6 @@ def defs() -> dg.Definitions:
 
     Runs when Dagster loads the code location, not when a component imports this module.
     """
-    return build_definitions(read_pipeline_files(pipelines_directory()))
+    # A step in a process of its own would import all of this again: 2 s before each check.
+    in_process = dg.Definitions(executor=dg.in_process_executor)
+    return dg.Definitions.merge(build_definitions(read_pipeline_files(pipelines_directory())), in_process)

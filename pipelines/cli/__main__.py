@@ -4,6 +4,7 @@ import os
 
 from pipelines.cli.app import app
 from pipelines.private import OWNER_ONLY
+from pipelines.without_pandas import leave_out_pandas
 
 
 def main() -> None:
@@ -12,6 +13,7 @@ def main() -> None:
     Files that it and its child processes write are readable by this user only.
     """
     os.umask(OWNER_ONLY)
+    leave_out_pandas()
     app()
 
 

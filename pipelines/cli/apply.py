@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.arguments import NamedFile, announce, as_it_ran, directory_of, errors_as_exit, leave_out_pandas, out, print_json
+from pipelines.cli.arguments import NamedFile, announce, as_it_ran, directory_of, errors_as_exit, out, print_json
 from pipelines.cli.made_rows import MadeRows, check_finished, made_rows, remake
 from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
@@ -132,7 +132,6 @@ def _asked(
     tries: bool = False,
 ) -> _Asked:
     """Compare the file with its last start, and with its tables as they are; `tries`: and with the rows that it makes of all records."""
-    leave_out_pandas()
     from pipelines.connectors.nats.client import JetStream
     from pipelines.control.control import find_runners, processes, read_desired
     from pipelines.edits.apply import steps

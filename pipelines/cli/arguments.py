@@ -4,15 +4,12 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
 from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -70,24 +67,6 @@ def progress_bar() -> Iterator[Progress]:
     with bars.Progress(console=err, transient=True, disable=not err.is_terminal) as shown:
         task = shown.add_task("starting", total=None)
         yield lambda step, done=0, total=0: shown.update(task, description=escape(step), completed=done, total=total or None)
-
-
-class _NoPandas(MetaPathFinder):
-    """Finds no pandas."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-
-
-def leave_out_pandas() -> None:
-    """Let PyArrow convert without pandas, which it would import at its first conversion: half of the time of a short command."""
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def print_json(value: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.apply import show_edit
-from pipelines.cli.arguments import AsJson, as_it_ran, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.arguments import AsJson, as_it_ran, errors_as_exit, out
 from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for, opened_raw
 from pipelines.config import PipelineConfig
 from pipelines.counts import count_of
@@ -69,7 +69,6 @@ def diff(
     Exit code 0: no difference, 1: a difference, 2: the
     comparison failed. Example: tallyflow diff orders.yaml edited.yaml --from-raw 1h
     """
-    leave_out_pandas()
     if new is None and given is None and from_topic is None and from_dlq is None and from_raw is None:
         show_edit(old, as_json)
         return

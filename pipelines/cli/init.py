@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table as Columns
 
-from pipelines.cli.arguments import AsJson, announce, err, errors_as_exit, leave_out_pandas, out, print_json
+from pipelines.cli.arguments import AsJson, announce, err, errors_as_exit, out, print_json
 from pipelines.counts import count_of
 from pipelines.errors import SampleError
 
@@ -94,7 +94,6 @@ def init(
     Kafka with a consumer of no group, asks ClickHouse for the table, changes nothing on either. Without addresses in options and variables
     it takes the servers that `tallyflow up` runs. Secrets are references such as ${CLICKHOUSE_PASSWORD}.
     """
-    leave_out_pandas()
     from pipelines.init.run import draft
 
     asks = not (yes or as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out, print_json, replace_text
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, out, print_json, replace_text
 from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
@@ -28,7 +28,6 @@ def lint(
 
     Exit code 0: no finding, 1: findings, 2: the file is not valid. Example: tallyflow lint orders.yaml --json
     """
-    leave_out_pandas()
     from pipelines.lint.mend import mended
 
     with errors_as_exit():

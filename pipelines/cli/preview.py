@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, File, errors_as_exit, leave_out_pandas, out
+from pipelines.cli.arguments import AsJson, File, errors_as_exit, out
 from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for
 from pipelines.config import PipelineConfig
 
@@ -49,7 +49,6 @@ def preview(
     of look-ups, which are read as they are now. Dedup knows no earlier records. Example: tallyflow preview orders.yaml --from-dlq
     stage=parse,since=1h
     """
-    leave_out_pandas()
     from pipelines.preview.declared import declared_program
     from pipelines.preview.run import preview as run
     from pipelines.preview.tables import with_tables

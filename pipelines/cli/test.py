@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import typer
 
-from pipelines.cli.arguments import File, errors_as_exit, leave_out_pandas, out, replace_text
+from pipelines.cli.arguments import File, errors_as_exit, out, replace_text
 from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
@@ -33,7 +33,6 @@ def test(
     """
     if overwrite and not record:
         raise typer.BadParameter("is only for --record", param_hint="--overwrite")
-    leave_out_pandas()
     from pipelines.preview.cases import cases_path, load_cases, run_case
     from pipelines.preview.declared import declared_program
 

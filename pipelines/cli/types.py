@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pipelines.cli.arguments import AsJson, leave_out_pandas, out, print_json
+from pipelines.cli.arguments import AsJson, out, print_json
 
 
 def types(
@@ -14,7 +14,6 @@ def types(
     as_json: AsJson = False,
 ) -> None:
     """Show which type of a field may become which type of a column, in what form, and what is lost. Connects to nothing."""
-    leave_out_pandas()
     from pipelines.process.mapping.docs import named
     from pipelines.process.mapping.matrix import COLUMNS, FORMS, matrix
     from pipelines.types.fields import SOURCE_TYPES

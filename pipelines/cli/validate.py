@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pipelines.cli.arguments import errors_as_exit, leave_out_pandas, out, print_json
+from pipelines.cli.arguments import errors_as_exit, out, print_json
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.config.load import read_text
 from pipelines.config.text import location_of, path_text
@@ -37,7 +37,6 @@ def check_file(file: Path, as_json: bool) -> None:
 
 def examine_start(file: Path, as_json: bool, java: Callable[[], str]) -> None:
     """Look at all that a start needs, and report every fault at once; exit with 1 for faults. `java`: as in `examination.examine`."""
-    leave_out_pandas()
     from pipelines.lint.lines import Lines
     from pipelines.runner.examination import examine
     from pipelines.runner.file_checks import check_supported

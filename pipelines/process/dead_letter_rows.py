@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pipelines.protocol.positions import CAUSE_COLUMNS, position_keys
 from pipelines.protocol.records import EMIT_FIELD, HEADERS_TYPE, HISTORY_SCHEMA, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.vectors import one_chunk
+from pipelines.without_pandas import empty_table
 
 DEAD_LETTER_SCHEMA = pa.schema(
     [
@@ -45,7 +46,7 @@ id of its source in the pipeline file. `refused_row`: of a record that a functio
 refused, now or before; null if the whole record is rejected.
 """
 
-_NONE = DEAD_LETTER_SCHEMA.empty_table()
+_NONE = empty_table(DEAD_LETTER_SCHEMA)
 
 
 def dead_letters(

@@ -21,9 +21,10 @@ from pipelines.protocol.records import (
     Message,
     encode_frame,
 )
+from pipelines.without_pandas import empty_table
 
 _HEADERS = {HEADER_ROWS: "0", HEADER_TOPIC: "", HEADER_PARTITION: "0", HEADER_FIRST: "0", HEADER_LAST: "0"}
-_TICK = encode_frame(RAW_SCHEMA.empty_table())
+_TICK = encode_frame(empty_table(RAW_SCHEMA))
 
 
 @dataclass(frozen=True)

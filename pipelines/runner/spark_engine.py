@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import EPOCH_SECONDS, Epochs
 from pipelines.runner.retention import LOOK_EVERY_SECONDS
 from pipelines.runner.scaling import LIMITS
+from pipelines.without_pandas import no_pandas
 
 
 class SparkEngine:
@@ -36,6 +38,9 @@ class SparkEngine:
         """Return the session; start one in `directory` where none was given. Without a `master` it has slots for `tasks`, on any host."""
         if self._given is not None:
             return self._given
+        with no_pandas():
+            # Spark imports it with the first argument to its JVM, only to look for numpy; it looks for pandas, too.
+            import_module("pyspark.testing.utils")
         session = build_session(name, directory, master or default_master(tasks), properties=properties, tasks=tasks)
         collect_rarely()
         return session

@@ -8,8 +8,10 @@ import gc
 from pyspark.daemon import manager
 
 import pipelines.runner.epochs  # noqa: F401
+from pipelines.without_pandas import leave_out_pandas
 
 if __name__ == "__main__":
+    leave_out_pandas()
     # A collection would visit, and so copy, what the workers share.
     gc.collect()
     gc.freeze()

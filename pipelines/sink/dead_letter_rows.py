@@ -17,8 +17,8 @@ from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, Message
 from pipelines.sink.chunks import rows_of_frame
 from pipelines.types.vectors import one_chunk
 
-_FIRST_INSTANT = pa.scalar(datetime(1900, 1, 1, tzinfo=UTC), INSTANT)
-_LAST_INSTANT = pa.scalar(datetime(2299, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), INSTANT)
+_FIRST_INSTANT = datetime(1900, 1, 1, tzinfo=UTC)
+_LAST_INSTANT = datetime(2299, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 """The ends of DateTime64(6)."""
 _STORED_AS_THEY_ARE = (
     *("stage", "code", "field", "sink", "source", "key", "value", "attempts", "first_time", "config_version", "past_dedup", "origin"),
@@ -65,8 +65,9 @@ def _fields(found: pa.Table) -> dict[str, pa.Array]:
 
 def _within_reach(instants: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return instants, those outside of the years of the column's type as the nearer end of them."""
-    not_before = pc.if_else(pc.less(instants, _FIRST_INSTANT), _FIRST_INSTANT, instants)
-    return pc.if_else(pc.greater(not_before, _LAST_INSTANT), _LAST_INSTANT, not_before)
+    first, last = pa.scalar(_FIRST_INSTANT, INSTANT), pa.scalar(_LAST_INSTANT, INSTANT)
+    not_before = pc.if_else(pc.less(instants, first), first, instants)
+    return pc.if_else(pc.greater(not_before, last), last, not_before)
 
 
 def _pairs(headers: pa.Array) -> pa.Array:
