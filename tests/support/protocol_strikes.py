@@ -51,11 +51,11 @@ def before_every_call(*histories: History, kinds: Sequence[str] = ("kill", "paus
         reported(f"{history.name}, {kind} before call {call} of {history.places}", partial(history.play, partial(arrange, call, kind)))
 
 
-def at_every_publish(*histories: History, faults: Sequence[Fault] = tuple(Fault)) -> None:
+def at_every_publish(*histories: History) -> None:
     """Let each publish of these histories fail, each time of one of them, with one of the faults."""
 
     def fail(number: int, fault: Fault, world: World) -> None:
         world.log.fail_publish(fault, number)
 
-    for number, history, fault in dealt(histories, faults):
+    for number, history, fault in dealt(histories, tuple(Fault)):
         reported(f"{history.name}, {fault.value} at publish {number}", partial(history.play, partial(fail, number, fault)))

@@ -40,7 +40,6 @@ from pipelines.protocol.redrive import DISCARD, ENTER
 from pipelines.protocol.topology import LegId
 from pipelines.sink.chunks import MAX_CHUNK_ROWS
 from pipelines.sink.leg import SinkLeg
-from pipelines.testing import Fault
 
 PURGE_LIMITS, FIRST_UNCONFIRMED = Purge._limits, Purge._first_unconfirmed
 ROWS_FOR = MapToTables.rows_for
@@ -99,17 +98,15 @@ def short_history(
     return made
 
 
-DEDUPS = pytest.mark.parametrize("window_us", [0, 10**12], ids=["without dedup", "with dedup"])
-
-
 @pytest.mark.crash
-@DEDUPS
-def test_a_runner_may_stop_before_every_call(window_us: int) -> None:
-    calls, _ = short_history(lambda world: None, window_us)
-    assert calls > 60
-    # The other kind before the same call: a window has calls of its own, and most are the same.
-    kinds = ("kill", "pause") if window_us else ("pause", "kill")
-    before_every_call(History("", calls, partial(short_history, window_us=window_us)), kinds=kinds)
+def test_a_runner_may_stop_before_every_call() -> None:
+    """A window has calls of its own, and most are the same."""
+    histories = []
+    for window_us in (0, 10**12):
+        calls, _ = short_history(lambda world: None, window_us)
+        assert calls > 60
+        histories.append(History(f"window {window_us}", calls, partial(short_history, window_us=window_us)))
+    before_every_call(*histories)
 
 
 @pytest.mark.crash
@@ -127,8 +124,7 @@ def test_a_letters_command_may_stop_before_every_call(command: str) -> None:
 @pytest.mark.parametrize("command", [ENTER, DISCARD, "import", EXPIRE])
 def test_every_publish_of_a_letters_command_may_fail(command: str) -> None:
     _, publishes = short_history(lambda world: None, command=command)
-    for fault in Fault:
-        at_every_publish(History(command, publishes, partial(short_history, command=command)), faults=[fault])
+    at_every_publish(History(command, publishes, partial(short_history, command=command)))
 
 
 @pytest.mark.crash
@@ -138,8 +134,7 @@ def test_a_purging_or_a_mended_runner_may_be_killed_anywhere() -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("fault", list(Fault))
-def test_a_table_may_be_mended_while_publishes_fail_or_are_late(fault: Fault) -> None:
+def test_a_table_may_be_mended_while_publishes_fail_or_are_late() -> None:
     _, publishes = short_history(lambda world: None)
 
     def history(fail: Callable[[World], None]) -> None:
@@ -149,15 +144,14 @@ def test_a_table_may_be_mended_while_publishes_fail_or_are_late(fault: Fault) ->
 
         short_history(prepare)
 
-    at_every_publish(History("", publishes, history), faults=[fault])
+    at_every_publish(History("", publishes, history))
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("fault", list(Fault))
-def test_every_single_publish_may_fail(fault: Fault) -> None:
+def test_every_single_publish_may_fail() -> None:
     _, publishes = short_history(lambda world: None)
     assert publishes > 20
-    at_every_publish(History("", publishes, short_history), faults=[fault])
+    at_every_publish(History("", publishes, short_history))
 
 
 def seeds(first: int) -> list[int]:
