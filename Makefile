@@ -15,10 +15,9 @@ PYTHON ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 # Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a pipeline waits for
-# servers half of its time, so one more worker than cores keeps both busy; the crash tests' own load does that already.
+# servers half of its time, or for a lease to end, so one more worker than cores keeps both busy.
 # Files are handed out in the order of the paths: short ones last, so that no worker waits for the other's last long one.
-test: WORKERS ?= 3
-crash: WORKERS ?= 2
+test crash: WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 TEST_PATHS = $(wildcard tests/integration tests/spark tests/differential tests/unit)
