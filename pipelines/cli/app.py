@@ -4,7 +4,6 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,10 +29,11 @@ from pipelines.cli import tap as tap_commands
 from pipelines.cli import test as test_commands
 from pipelines.cli import types as types_commands
 from pipelines.cli import verify as verify_commands
-from pipelines.cli.arguments import AsJson, File, NamedFile, announce, directory_of, err, errors_as_exit, out, selected
+from pipelines.cli.arguments import AsJson, File, NamedFile, announce, directory_of, errors_as_exit, out, selected
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
 from pipelines.cli.examples import add_examples, commands_of
 from pipelines.cli.status import show_status
+from pipelines.cli.stopping import stop_runners_of
 from pipelines.cli.validate import check_file, examine_start
 from pipelines.config import json_schema, load
 from pipelines.config.load import read_text
@@ -49,8 +49,6 @@ app = typer.Typer(
 )
 for of_servers in (local_cli.up, local_cli.down, local_cli.env):
     app.command()(of_servers)
-
-_STOP_SECONDS = 60.0
 
 
 def _show_version(wanted: bool) -> None:
@@ -147,18 +145,9 @@ def stop(
     leg: Annotated[list[str] | None, typer.Option(help="Stop only the runners of this leg; repeatable. Default: all runners.")] = None,
 ) -> None:
     """Stop the runners of a pipeline on this host; batches in progress finish first."""
-    from pipelines.control.control import note_stop, stop_runners
-
     with errors_as_exit():
         config = load(file)
-        directory = directory_of(config)
-        legs = selected(config, leg) if leg else None
-    note_stop(directory, legs)
-    count, left = stop_runners(directory, legs, timedelta(seconds=_STOP_SECONDS))
-    if left:
-        named = ", ".join(str(process.pid) for process in left)
-        err.print(f"process {named} did not stop within {_STOP_SECONDS:.0f} s; its state is safe, so kill -9 loses nothing")
-        raise typer.Exit(1)
+        count = stop_runners_of(config, selected(config, leg) if leg else None)
     out.print("stopped" if count else "no runner of this pipeline is running on this host")
 
 

@@ -5,15 +5,26 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.arguments import NamedFile, announce, as_it_ran, directory_of, errors_as_exit, out, print_json
+from pipelines.cli.arguments import (
+    Master,
+    NamedFile,
+    SparkConf,
+    UntilCaughtUp,
+    announce,
+    as_it_ran,
+    directory_of,
+    errors_as_exit,
+    out,
+    print_json,
+)
 from pipelines.cli.made_rows import MadeRows, check_finished, made_rows, remake
+from pipelines.cli.stopping import stop_runners_of
 from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
@@ -24,8 +35,6 @@ if TYPE_CHECKING:
     from pipelines.edits.apply import Means, Step
     from pipelines.edits.plan import Edit
     from pipelines.runner.options import RunOptions
-
-_STOP = timedelta(seconds=120)
 
 
 @dataclass(frozen=True)
@@ -55,13 +64,9 @@ def apply(
     no_start: Annotated[
         bool, typer.Option("--no-start", help="End before the start of the edited file; Dagster's sensor does not start it, either.")
     ] = False,
-    until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
-    ] = False,
-    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    spark_conf: Annotated[
-        Path | None, typer.Option(envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master.", dir_okay=False)
-    ] = None,
+    until_caught_up: UntilCaughtUp = False,
+    master: Master = None,
+    spark_conf: SparkConf = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Apply the edits of a pipeline file since its last start: alters the table, stops, drains, and runs the edited file.
@@ -205,22 +210,11 @@ def _means(file: Path, config: PipelineConfig, text: str, of_spark: Sequence[str
 
     return Means(
         partial(reload_with, file, config, text),
-        partial(_stop, config),
+        partial(stop_runners_of, config),
         partial(_drain, file, of_spark),
         partial(_rebucket, file, config),
         partial(remake, config),
     )
-
-
-def _stop(config: PipelineConfig) -> None:
-    from pipelines.control.control import note_stop, stop_runners
-
-    directory = directory_of(config)
-    note_stop(directory)
-    _, left = stop_runners(directory, None, _STOP)
-    if left:
-        named = ", ".join(str(process.pid) for process in left)
-        raise HaltError(f"stopping: process {named} did not end within {_STOP.total_seconds():.0f} s; end it with kill -9, nothing is lost")
 
 
 def _drain(file: Path, of_spark: Sequence[str]) -> None:

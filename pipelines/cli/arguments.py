@@ -40,6 +40,12 @@ File = Annotated[
 NamedFile = Annotated[Path, typer.Argument(help="The pipeline file (YAML or JSON).", exists=True, dir_okay=False)]
 """The file of a command with arguments behind it: which of them were left out could not be told."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")]
+Master = Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")]
+SparkConf = Annotated[
+    Path | None,
+    typer.Option(envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master: a cluster's secret, memory.", dir_okay=False),
+]
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys instead of showing, except line ends and tabs."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.arguments import File, as_it_ran, errors_as_exit, selected
+from pipelines.cli.arguments import File, Master, SparkConf, UntilCaughtUp, as_it_ran, errors_as_exit, selected
 from pipelines.cli.narration import LogFormat, Narrator, own_output
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.control.control import find_runners
@@ -27,9 +27,7 @@ def run(
     context: typer.Context,
     file: File,
     leg: Annotated[list[str] | None, typer.Option(help=f"Run only this leg ({', '.join(KINDS)}); repeatable.")] = None,
-    until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Exit once every record now in Kafka is in ClickHouse.")
-    ] = False,
+    until_caught_up: UntilCaughtUp = False,
     drain: Annotated[
         bool, typer.Option("--drain", help="Exit once every record that ingest has read is in ClickHouse; read no further ones.")
     ] = False,
@@ -37,13 +35,8 @@ def run(
         bool, typer.Option("--as-started", help="Run the file as it was at its last start on this host, without the edits since.")
     ] = False,
     connect_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for Kafka, NATS and ClickHouse at startup.")] = 60.0,
-    master: Annotated[str | None, typer.Option(help="Spark master. Default: this machine, all cores.")] = None,
-    spark_conf: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="TALLYFLOW_SPARK_CONF", help="Spark's properties file for --master: a cluster's secret, memory.", dir_okay=False
-        ),
-    ] = None,
+    master: Master = None,
+    spark_conf: SparkConf = None,
     accept: Annotated[
         bool, typer.Option("--accept", help="Let the records that the rejection limit holds become dead letters, however many.")
     ] = False,

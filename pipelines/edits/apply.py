@@ -18,7 +18,7 @@ class Step:
     """One step, in words, and what carries it out."""
 
     what: str
-    do: Callable[[], None]
+    do: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Means:
     """
 
     reload: Callable[[], None]
-    stop: Callable[[], None]
+    stop: Callable[[], object]
     drain: Callable[[], None]
     rebucket: Callable[[], None]
     remake: Callable[[], None]
