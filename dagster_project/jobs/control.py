@@ -212,7 +212,8 @@ def _rehearsed(jobs: StreamingJobs, pipeline: Pipeline, chosen: Selection) -> di
         found = rehearse(jobs.config(pipeline.path), keys, dead_letters.frames(replace(chosen, states=chosen.states_that_enter)))
     again = {f"rejected again: {one.stage} {one.code} ({one.fingerprint})": one.letters for one in found.rejected}
     counts = {"letters": found.letters, "would pass": found.passed, "duplicates": found.duplicates, "late": found.late}
-    return {_NOTHING_CHANGED: True, **counts, "only an insert can tell": found.refused, **again}
+    ends = {**found.dropped, **({"released from the join": found.released} if found.released else {})}
+    return {_NOTHING_CHANGED: True, **counts, **ends, "only an insert can tell": found.refused, **again}
 
 
 def _dead_letters(jobs: StreamingJobs, pipeline: Pipeline) -> DeadLetters:

@@ -222,9 +222,6 @@ def test_both_orders_are_clean_and_checks_name_a_lost_row(case: PipelineCase) ->
     }
     expected = {"raw": 193, "out": 81, "dead letters": 2, "table": 81, "kept for the join": 90, "waiting in the join": 20}
     assert clean(case, "audit") == expected | {"entered again": 0, "duplicates kept": 0}
-    dry_run = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
-    assert dry_run.exit_code != 0
-    assert "nothing was tried. Redrive them without --dry-run" in " ".join(dry_run.output.split())
     assert "not ahead, nothing was changed" in " ".join(case.invoke("reset-clock", str(case.file)).output.split())
     names = ("conservation", "duplicates", "gaps", "freshness", "dead_letters", "schema_drift", "views", "insert_window")
     config = load(case.file, case.environment())

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from pyspark.sql import SparkSession
-from support.join_pipeline import JoinPipeline, clean, has_decided_all, processed, run_until
+from support.join_pipeline import JoinPipeline, clean, has_decided_all, processed, rehearsed, run_until
 from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.protocol.positions import Position
@@ -68,6 +68,8 @@ def test_a_refused_row_redriven_is_no_copy_of_itself(case: PipelineCase) -> None
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [1]
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["passed"], tried["duplicates"], tried["rejected"]) == (1, 1, 0, [])
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [1, 2]
@@ -98,6 +100,13 @@ def test_a_window_ends_while_no_record_arrives_and_is_proven(case: PipelineCase,
     assert (verified["rows"], verified["rejected"], verified.get("unmatched by the join", 0)) == (rows, len(letters), dropped)
     assert (audited["out"], audited["dead letters"], audited.get("unmatched by the join", 0)) == (rows, len(letters), dropped)
     assert (verified["records"], audited["raw"], audited["kept for the join"]) == (4, 4, 1)
+    if unmatched == "dead_letter":
+        tried = rehearsed(case)
+        assert (tried["letters"], tried["passed"], tried["dropped"]) == (2, 0, {"waiting in the join": 2})
+        pipeline.send("names", [3])
+        case.warm_run()
+        tried = rehearsed(case)
+        assert (tried["letters"], tried["passed"], tried["dropped"]) == (2, 1, {"waiting in the join": 1})
 
 
 def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -> None:
@@ -117,6 +126,8 @@ def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -
     assert (counts["rows"], counts["refused"], counts["waiting in the join"]) == (2, 3, 15)
     assert clean(case, "audit")["dead letters"] == 3
     case.client().command(f"ALTER TABLE {case.table} DROP CONSTRAINT small")
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["passed"], tried["refused"], tried["dropped"], tried["released"]) == (3, 3, 3, {}, 0)
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
     assert [row[0] for row in pipeline.rows()] == [91, 92, 100, 101, 105]
@@ -143,8 +154,36 @@ def test_dead_letters_of_a_plan_are_in_the_order_of_causes(case: PipelineCase) -
     letters = [(json.loads(letter["value"])["id"], letter["code"]) for letter in case.dead_letters()]
     assert sorted(letters) == [(one, "unmatched" if one % 2 else "expression_error") for one in range(40)]
     assert processed(case).outcomes["dead letters"] == 40
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["passed"], tried["dropped"]) == (40, 0, {"waiting in the join": 20})
+    assert [(cause["code"], cause["letters"]) for cause in tried["rejected"]] == [("expression_error", 20)]
     with closing(case.log()) as log:
         stream = case.names.stream("dlq")
         frames = list(log.fetch(stream, case.names.subjects("dlq"), 0, log.state(stream).last_sequence))
     covered = [tuple(Position.parse(frame.headers[name]) for name in (HEADER_FIRST, HEADER_LAST)) for frame in frames]
     assert covered and all(first <= last for first, last in covered)
+
+
+def test_a_dry_run_tells_whom_a_right_record_would_release(case: PipelineCase) -> None:
+    """The names fail in a step of their own, which an edit mends."""
+    fails = {
+        "type": "compute",
+        "source_id": "names",
+        "config": {"fields": [{"name": "number", "expression": "CAST(name AS INTEGER)"}]},
+    }
+    pipeline = JoinPipeline(case, case.addresses, fails)
+    pipeline.send("events", [1, 2, 2, 3])
+    pipeline.send("names", [1, 2, 9])
+    case.warm_run()
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["released"], [cause["letters"] for cause in tried["rejected"]]) == (3, 0, [3])
+    case.file.write_text(case.file.read_text().replace("CAST(name AS INTEGER)", "length(name)"))
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["passed"], tried["released"], tried["rejected"]) == (3, 0, 3, [])
+    assert tried["dropped"] == {"kept for the join": 3}
+    told = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
+    assert "3 records that wait in the join would meet one of them" in told.output
+    assert pipeline.rows() == []
+    assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
+    case.warm_run()
+    assert [row[0] for row in pipeline.rows()] == [1, 2, 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.join_pipeline import JoinPipeline, processed
+from support.join_pipeline import JoinPipeline, processed, rehearsed
 from support.pipeline_case import PipelineCase, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -70,6 +70,8 @@ def test_a_late_record_of_either_side_is_a_dead_letter(case: PipelineCase) -> No
     assert processed(case).outcomes["dead letters"] == 2
     assert pipeline.account()["late"] == 2
     assert_proven(case)
+    tried = rehearsed(case)
+    assert (tried["letters"], tried["passed"], tried["late"], tried["rejected"]) == (2, 0, 2, [])
     # Redriven, they are as late as before.
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()

@@ -169,3 +169,11 @@ def clean(case: PipelineCase, command: str, *arguments: str) -> dict[str, int]:
     assert (answer["verdict"], answer["findings"], answer["not_proven"]) == ("clean", [], []), answer
     counts: dict[str, int] = answer["counts"]
     return counts
+
+
+def rehearsed(case: PipelineCase) -> dict[str, Any]:
+    """What a dry run says would become of all dead letters."""
+    found = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run", "--json")
+    assert found.exit_code == 0, found.output
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
