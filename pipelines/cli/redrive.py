@@ -236,6 +236,6 @@ def _show_rehearsal(rehearsal: "Rehearsal") -> None:
         if count:
             out.print(f"  {count:,} {what}", highlight=False)
     if rehearsal.released:
-        out.print(f"  {count_of(rehearsal.released, 'record')} that wait in the join would meet one of them", highlight=False)
+        out.print(f"  {count_of(rehearsal.released, 'record')} waiting in the join would meet one of them", highlight=False)
     out.print(f"  {again:,} would be rejected again", highlight=False)
     dlq.print_groups(rehearsal.rejected)

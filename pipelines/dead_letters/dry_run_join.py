@@ -60,12 +60,16 @@ def meet(state: KeyState, chain: ProcessState, program: Program, rows: pa.Table,
     if isinstance(of_range, TimedFrames):
         rows, behind = step.without_late(rows, of_range)
         late = behind.num_rows
-    decided: list[pa.Table] = []
+    decided, released = [], 0
     for bucket, share in shares(rows, key_owners(rows, done.buckets)):
         stores = join_stores(state.connections, step, bucket)
         stores.open(*(live_runs(lists, listed_as(store, bucket)) for store in (RIGHT_STORE, LEFT_STORE)))
-        decided += [part.rows for part in step.joined(share, of_range, stores).slices(with_unmatched=True)]
-    return _met(program, rows, decided, (duplicates, late))
+        for part in step.joined(share, of_range, stores).slices(with_unmatched=True):
+            is_letter = pc.greater_equal(part.rows.column("_tf_sequence"), BEHIND_ALL)
+            decided.append(part.rows.filter(is_letter))
+            stored = part.rows.filter(pc.invert(is_letter)).column(RIGHT_COLUMNS[0])
+            released += len(stored) - stored.null_count
+    return _met(program, rows, decided, (duplicates, late), released)
 
 
 def _without_copies(state: KeyState, lists: Lists, program: Program, rows: pa.Table, buckets: int) -> tuple[pa.Table, int]:
@@ -80,19 +84,16 @@ def _without_copies(state: KeyState, lists: Lists, program: Program, rows: pa.Ta
     return without_copies(rows, copies), len(copies)
 
 
-def _met(program: Program, rows: pa.Table, decided: Sequence[pa.Table], before: tuple[int, int]) -> Met:
+def _met(program: Program, rows: pa.Table, decided: Sequence[pa.Table], before: tuple[int, int], released: int) -> Met:
+    """Return what became of `rows`, of whose left records `decided` has those that do not wait. `before`: copies, and late records."""
     step, rights = program.join, pc.sum(rows.column(IS_RIGHT_COLUMN)).as_py() or 0
     assert step is not None
-    counts = Counter({KEPT.total: rights, WAITING.total: rows.num_rows - rights})
-    if not decided:
-        return Met(pa.table({}), empty_rejected(), *before, counts, 0)
-    together = joined(list(decided))
-    is_met, is_letter = pc.is_valid(together.column(RIGHT_COLUMNS[0])), pc.greater_equal(together.column("_tf_sequence"), BEHIND_ALL)
-    released = pc.sum(pc.and_(is_met, pc.invert(is_letter))).as_py() or 0
-    mine = together.filter(is_letter)
-    counts[WAITING.total] -= mine.num_rows
-    alone, passed = (mine.filter(pc.invert(is_met.filter(is_letter))), mine.filter(is_met.filter(is_letter)))
-    rejected = empty_rejected()
+    counts = Counter({KEPT.total: rights, WAITING.total: rows.num_rows - rights - sum(map(len, decided))})
+    if not any(map(len, decided)):
+        return Met(pa.table({}), empty_rejected(), *before, counts, released)
+    mine = joined(list(decided))
+    is_alone = pc.is_null(mine.column(RIGHT_COLUMNS[0]))
+    alone, passed, rejected = mine.filter(is_alone), mine.filter(pc.invert(is_alone)), empty_rejected()
     if step.unmatched == "emit":
         passed = mine
     elif step.unmatched == "dead_letter":

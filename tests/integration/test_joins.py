@@ -182,7 +182,7 @@ def test_a_dry_run_tells_whom_a_right_record_would_release(case: PipelineCase) -
     assert (tried["letters"], tried["passed"], tried["released"], tried["rejected"]) == (3, 0, 3, [])
     assert tried["dropped"] == {"kept for the join": 3}
     told = case.invoke("dlq", "reprocess", str(case.file), "--all", "--dry-run")
-    assert "3 records that wait in the join would meet one of them" in told.output
+    assert "3 records waiting in the join would meet one of them" in told.output
     assert pipeline.rows() == []
     assert case.invoke("dlq", "reprocess", str(case.file), "--all").exit_code == 0
     case.warm_run()
