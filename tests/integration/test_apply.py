@@ -31,7 +31,7 @@ def test_a_column_is_added_under_load(case: PipelineCase) -> None:
     case.send_events(300)
     runner = case.start_plain()
     case.wait_count(300)
-    with case.load():
+    with case.load(pause_seconds=0.4):
         case.write_file(mapping(lambda columns: columns.append(MORE)))
         said = applied(case)
     assert runner.wait(60) == 0

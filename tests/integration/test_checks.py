@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewPartitions
+from support.kept_table import keep_table, remake_table
 from support.pipeline_case import PipelineCase, wait_until
 from support.producer import make_producer
 
@@ -54,8 +55,7 @@ def caught_up(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> It
     made.create_topic()
     made.send_events(60)
     made.warm_run()
-    made.client().command(f"CREATE TABLE {made.table}_kept AS {made.table}")
-    made.client().command(f"INSERT INTO {made.table}_kept SELECT * FROM {made.table}")
+    keep_table(made)
     yield made
     made.end()
 
@@ -69,15 +69,8 @@ def done(caught_up: PipelineCase) -> Iterator[PipelineCase]:
     views_first = f"{sql} ORDER BY engine != 'MaterializedView'"
     for (name,) in client.query(views_first, {"t": f"{caught_up.table}_", "kept": kept}).result_rows:
         client.command(f"DROP TABLE {name}")
-    remake(caught_up, f"AS {kept}")
+    remake_table(caught_up)
     caught_up.write_file(with_dedup)
-
-
-def remake(done: PipelineCase, definition: str, columns: str = "*") -> None:
-    """Makes the table of that pipeline anew, as defined so, with the rows that it had."""
-    done.client().command(f"DROP TABLE IF EXISTS {done.table}")
-    done.client().command(f"CREATE TABLE {done.table} {definition}")
-    done.client().command(f"INSERT INTO {done.table} SELECT {columns} FROM {done.table}_kept")
 
 
 def test_a_clean_pipeline_passes_every_check(done: PipelineCase) -> None:
@@ -216,7 +209,7 @@ WINDOW = "SETTINGS non_replicated_deduplication_window = 1000"
     ids=["partitions", "replacing", "ttl"],
 )
 def test_rows_that_the_table_removes_are_missing_with_the_cause(done: PipelineCase, engine: str, missing: int, removes: str) -> None:
-    remake(done, f"({POSITIONED}) ENGINE = {engine} {WINDOW}")
+    remake_table(done, f"({POSITIONED}) ENGINE = {engine} {WINDOW}")
     done.client().command(f"OPTIMIZE TABLE {done.table} FINAL")
     found = red(done)
     assert {*found} == ({"gaps"} if missing else set())
@@ -226,7 +219,7 @@ def test_rows_that_the_table_removes_are_missing_with_the_cause(done: PipelineCa
 
 
 def test_rows_of_a_detached_partition_are_missing_until_attached(done: PipelineCase) -> None:
-    remake(done, f"({POSITIONED}) ENGINE = MergeTree PARTITION BY id % 7 ORDER BY id {WINDOW}")
+    remake_table(done, f"({POSITIONED}) ENGINE = MergeTree PARTITION BY id % 7 ORDER BY id {WINDOW}")
     done.client().command(f"ALTER TABLE {done.table} DETACH PARTITION 3")
     assert look(done, "gaps")["gaps"].message == "9 of 60 confirmed rows are missing"
     done.client().command(f"ALTER TABLE {done.table} ATTACH PARTITION 3")
@@ -455,7 +448,7 @@ def forge(case: PipelineCase, change: Callable[[dict[str, Any]], dict[str, Any]]
 
 def test_a_table_without_positions_says_what_is_not_checked(done: PipelineCase) -> None:
     columns = "(id Int64, name String, amount Nullable(Float64))"
-    remake(done, f"{columns} ENGINE = MergeTree ORDER BY id {WINDOW}", "id, name, amount")
+    remake_table(done, f"{columns} ENGINE = MergeTree ORDER BY id {WINDOW}", "id, name, amount")
     found = look(done)
     assert {name for name, verdict in found.items() if not verdict.passed} == set()
     assert {name for name, verdict in found.items() if verdict.not_evaluated} == {"duplicates", "gaps"}

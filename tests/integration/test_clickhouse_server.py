@@ -156,11 +156,11 @@ def test_answers_belong_to_their_requests_while_others_write(server: Server, tab
 
     def read(number: int) -> bool:
         with server.client() as reader:
-            rows = [reader.query(f"SELECT a, s FROM t WHERE a < {500 + number}").result_rows for _ in range(25)]
+            rows = [reader.query(f"SELECT a, s FROM t WHERE a < {500 + number}").result_rows for _ in range(12)]
         return all(len(found) == 500 + number and all(str(a) == s for a, s in found) for found in rows)
 
     def write(_: int) -> bool:
-        for first in range(10_000, 10_040):
+        for first in range(10_000, 10_020):
             server.sql(f"INSERT INTO t SELECT {first}, repeat('x', 100000)")
         return True
 
@@ -357,7 +357,7 @@ def test_a_setting_holds_for_its_own_request_only(server: Server) -> None:
     assert server.sql(asking, max_block_size="123") == "123"
     assert server.sql(asking) == default
     with ThreadPoolExecutor(8) as pool:
-        asked = [default if n % 3 == 0 else str(1000 + n) for n in range(120)]
+        asked = [default if n % 3 == 0 else str(1000 + n) for n in range(48)]
         answers = pool.map(lambda value: server.sql(asking, **({} if value == default else {"max_block_size": value})), asked)
         assert list(answers) == asked
     assert server.http.post("/", content="SELECT 1", params={"nosuch": "1"}).headers["X-ClickHouse-Exception-Code"] == "115"
@@ -617,8 +617,8 @@ def test_concurrent_clients_get_their_own_answers(server: Server, table: str) ->
         return server.sql(f"SELECT s FROM t WHERE a = {n} FORMAT TabSeparated") == str(n)
 
     with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, range(200)))
-    assert server.sql("SELECT count(), uniqExact(a) FROM t") == "200\t200"
+        assert all(pool.map(work, range(64)))
+    assert server.sql("SELECT count(), uniqExact(a) FROM t") == "64\t64"
 
 
 def test_a_client_that_leaves_amid_its_body_inserts_nothing(server: Server, table: str) -> None:
@@ -655,6 +655,7 @@ def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
 
 
 def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
+    """The server that is started behind it is then ended while it is busy."""
     server = Server(tmp_path, *USER)
     server.sql(f"CREATE TABLE t (a UInt64, s String) {WINDOW}")
     acknowledged: list[int] = []
@@ -681,16 +682,18 @@ def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
     assert len(stored) == len(set(stored))
     again.sql(f"INSERT INTO t FORMAT CSV\n{last},x\n", insert_deduplication_token=str(last))
     assert again.sql(f"SELECT count() FROM t WHERE a = {last}") == "1"
-    assert again.end() == 0
+    end_while_busy(again)
+    assert Server(tmp_path, *USER).end() == 0
 
 
-def test_sigterm_ends_a_busy_server_and_frees_its_directory(tmp_path: Path) -> None:
-    server = Server(tmp_path, *USER)
+def end_while_busy(server: Server) -> None:
+    """SIGTERM ends it, whatever runs, and frees its directory, which was nobody else's before."""
+    data = server.directory / "data"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.http.post, "/", content="SELECT count() FROM numbers(100000000000) WHERE sipHash64(number) = 7")
         wait_for(lambda: "sipHash64" in server.sql("SELECT query FROM system.processes WHERE query NOT LIKE '%processes%'"), "it runs")
         second = subprocess.run(
-            [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(tmp_path / "data"), "--port", "0", *USER],
+            [sys.executable, "-m", "resources.local.clickhouse.server", "--data", str(data), "--port", "0", *USER],
             capture_output=True,
             text=True,
             timeout=30,
@@ -700,8 +703,7 @@ def test_sigterm_ends_a_busy_server_and_frees_its_directory(tmp_path: Path) -> N
         with contextlib.suppress(httpx.HTTPError):
             running.result()
     assert second.returncode == 1
-    assert second.stderr.splitlines() == [f"clickhouse_server: another ClickHouse server already uses {tmp_path / 'data'}"]
-    assert Server(tmp_path, *USER).end() == 0
+    assert second.stderr.splitlines() == [f"clickhouse_server: another ClickHouse server already uses {data}"]
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

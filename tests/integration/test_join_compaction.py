@@ -49,6 +49,7 @@ def assert_compacted(pipeline: JoinPipeline, keys: dict[str, int]) -> None:
 
 
 def test_a_compaction_forgets_what_is_joined_or_replaced(case: PipelineCase) -> None:
+    """A killed one changes nothing."""
     pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
     both_sides(pipeline)
     before = entries(case)
@@ -58,6 +59,20 @@ def test_a_compaction_forgets_what_is_joined_or_replaced(case: PipelineCase) -> 
     live = {store: sum(one["live_keys"] for one in report if one["store"] == store) for store in before}
     assert live == entries(case)
     assert_compacted(pipeline, {"dedup-left": 80, "dedup-right": 80})
+    kill_a_compaction_and_a_range(pipeline)
+
+
+def kill_a_compaction_and_a_range(pipeline: JoinPipeline) -> None:
+    """The range lists segments of its own, is killed amid them, and is finished behind a compaction that ends."""
+    case = pipeline.case
+    before = listed_files(case)
+    assert killed_compaction(case) == before < run_files(case)
+    pipeline.send("names", range(45, 60), "at last ")
+    assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
+    assert {one["outcome"] for one in answer(case, "compact")} <= {"listed", "unchanged"}
+    case.warm_run()
+    assert run_files(case) == listed_files(case)
+    assert pipeline.account()["waiting"] == 19
 
 
 def test_the_stores_of_a_join_are_compacted_by_an_asset(case: PipelineCase) -> None:
@@ -136,17 +151,3 @@ def killed_compaction(case: PipelineCase) -> set[str]:
     killed = case.fork("compact", str(case.file), **{VARIABLE: "compact.after-runs:1"})
     assert killed.wait(PATIENCE_SECONDS) == -9
     return listed_files(case)
-
-
-def test_a_killed_compaction_changes_nothing(case: PipelineCase) -> None:
-    """The next range lists segments of its own, is killed amid them, and is finished behind a compaction that ends."""
-    pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
-    both_sides(pipeline)
-    before = listed_files(case)
-    assert killed_compaction(case) == before < run_files(case)
-    pipeline.send("names", range(45, 60), "at last ")
-    assert case.run_plain(**{VARIABLE: "process.after-state:1"}).returncode == -9
-    assert {one["outcome"] for one in answer(case, "compact")} <= {"listed", "unchanged"}
-    case.warm_run()
-    assert run_files(case) == listed_files(case)
-    assert pipeline.account()["waiting"] == 20

@@ -1,0 +1,18 @@
+"""The table of a pipeline that has caught up, for tests that damage nothing else: what it held is kept beside it, and put back."""
+
+from support.pipeline_case import PipelineCase
+
+
+def keep_table(case: PipelineCase) -> None:
+    """Copies the table to `<table>_kept`."""
+    case.client().command(f"CREATE TABLE {case.table}_kept AS {case.table}")
+    case.client().command(f"INSERT INTO {case.table}_kept SELECT * FROM {case.table}")
+
+
+def remake_table(case: PipelineCase, definition: str = "", columns: str = "*") -> None:
+    """Makes the table anew, as it was or as defined so, with the rows that it had."""
+    client, kept = case.client(), f"{case.table}_kept"
+    client.command(f"DROP TABLE IF EXISTS {case.table}")
+    client.command(f"CREATE TABLE {case.table} {definition or f'AS {kept}'}")
+    # Without a note of the block: a test may insert the same rows again.
+    client.command(f"INSERT INTO {case.table} SELECT {columns} FROM {kept}", settings={"insert_deduplicate": 0})
