@@ -24,7 +24,7 @@ def fresh_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection to a database of its own, without a table or a macro, which is gone behind."""
     name = f"fresh_{next(_numbers)}"
     with _opened().cursor() as connection:
-        connection.execute(f"SET TimeZone = 'UTC'; ATTACH ':memory:' AS {name}; USE {name}")
+        connection.execute(f"ATTACH ':memory:' AS {name}; USE {name}")
         yield connection
         connection.execute(f"USE memory; DETACH {name}")
 
