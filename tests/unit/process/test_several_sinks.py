@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.engines import fresh_database, stage_engine
 from support.programs import first_of
@@ -159,8 +159,10 @@ CONDITIONS = st.sampled_from([None, OTHERS, "price < 10", "price >= 5 AND kind <
 KINDS = st.sampled_from(["Int64", "UInt8", "Nullable(Int16)"])
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(ORDERS, min_size=1, max_size=12), st.tuples(CONDITIONS, CONDITIONS), st.tuples(KINDS, KINDS))
+@settings(deadline=None, max_examples=30)
+@given(st.lists(ORDERS, min_size=12, max_size=24), st.tuples(CONDITIONS, CONDITIONS), st.tuples(KINDS, KINDS))
+@example([order(1, "a", 1.0), order(300, "x", 7.5), order(2, None, None)], (OTHERS, "price < 10"), ("Int64", "UInt8"))
+@example([order(1, "1", 1.0), order(300, "x", 7.5), order(2, None, None)], ("CAST(kind AS INTEGER) = 1", OTHERS), ("Int64", "UInt8"))
 def test_the_reference_routes_as_the_program_does(
     orders: list[dict[str, Any]], conditions: tuple[str | None, str | None], kinds: tuple[str, str]
 ) -> None:

@@ -150,8 +150,8 @@ FRAMES = st.lists(
     st.tuples(
         st.sampled_from(["crm", "shop"]), st.integers(0, 1), st.lists(st.tuples(WHO, st.integers(0, 40)), max_size=4), st.integers(0, 9)
     ),
-    min_size=1,
-    max_size=8,
+    min_size=4,
+    max_size=16,
 )
 DEDUPS = st.sampled_from(
     [
@@ -162,7 +162,7 @@ DEDUPS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(FRAMES, DEDUPS, st.booleans(), st.booleans())
 def test_the_reference_unites_as_the_program_does(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool, behind: bool

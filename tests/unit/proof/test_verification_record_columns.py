@@ -114,12 +114,12 @@ def test_an_instant_beyond_its_column_is_rejected(engine: duckdb.DuckDBPyConnect
 
 
 @pytest.mark.parametrize("column", [KEY, KEY._replace(type="bytes"), TRACE, ALL, RecordColumn("it", "topic", "", "string")])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_copies_by_a_column_are_those_of_the_stages(column: RecordColumn, data: st.DataObject) -> None:
     text = st.sampled_from([b"a", b"b", b"\xff", "é".encode(), b""])
     pairs = st.lists(st.tuples(st.sampled_from([b"it's", b"x"]), st.none() | text), max_size=3)
-    keys = data.draw(st.lists(st.none() | text, min_size=1, max_size=8))
+    keys = data.draw(st.lists(st.none() | text, min_size=8, max_size=24))
     headers = data.draw(st.lists(st.none() | pairs, min_size=len(keys), max_size=len(keys)))
     made, frame = of(column, "Nullable(String)", Dedup(("it",), 10)), arrived(headers, keys)
     with fresh_database() as engine:
