@@ -49,7 +49,7 @@ def check(text: str, fields: Mapping[str, str], language: Language | None = None
 
 @lru_cache(maxsize=1024)
 def _check(text: str, known: tuple[tuple[str, str], ...], language: Language | None, wanted: str | None) -> Expression:
-    """Return what `check` returns: a check takes 20 ms, and the file, the program and each worker ask for the same."""
+    """Return what `check` returns: a check takes milliseconds, and the file, the program and each worker ask for the same."""
     fields = dict(known)
     if language == "sql":
         return _check_sql(text, fields, wanted)

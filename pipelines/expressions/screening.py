@@ -10,7 +10,7 @@ from functools import lru_cache
 import duckdb
 
 from pipelines.expressions.tree import Node, function, is_constant, map_children, parse, render, walk
-from pipelines.types.duckdb import open_engine
+from pipelines.types.duckdb import shared_connection
 
 _REMAINDERS = frozenset({"%", "mod", "//", "divide"})
 _JSON_READERS = frozenset(
@@ -29,8 +29,7 @@ def screened_sql(sql: str) -> str | None:
 
     For a row that is not suspected the value is that of `sql`, or evaluating the two raises as well. None if nothing can be screened.
     """
-    with open_engine() as engine:
-        connection = engine.connection
+    with shared_connection() as connection:
         screen = _Screen(connection)
         value = screen.rewritten(parse(connection, sql))
         if not screen.guards or sum(1 for guard in screen.guards for _ in walk(guard)) > _MAX_NODES:

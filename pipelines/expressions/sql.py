@@ -13,7 +13,7 @@ import duckdb
 from pipelines.expressions.functions import FUNCTIONS, MAX_SIZE, SIZES, TRANSLATED
 from pipelines.expressions.result_types import convert, refuse_failing_constants
 from pipelines.expressions.tree import CLASSES, START, Node, Syntax, children, function, map_children, parse, render
-from pipelines.types.duckdb import open_engine
+from pipelines.types.duckdb import shared_connection
 
 MAX_CHARACTERS = 4_000
 MAX_DEPTH = 50
@@ -66,8 +66,7 @@ def check_sql(text: str, fields: Mapping[str, str], wanted: str | None = None, i
     expr-lang, which is longer than what it translates, and bounds the sizes of what it makes. Raises ValueError: one sentence.
     """
     _check_text(text, MAX_TRANSLATED_CHARACTERS if is_translated else MAX_CHARACTERS)
-    with open_engine() as engine:
-        connection = engine.connection
+    with shared_connection() as connection:
         checker = _Checker(text, fields, is_translated)
         try:
             node = checker.checked(parse(connection, text))

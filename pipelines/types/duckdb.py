@@ -1,6 +1,9 @@
 """DuckDB connections: in memory or spilling to a directory, isolated, the same everywhere."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -17,8 +20,33 @@ def open_engine(threads: int = 1) -> Engine:
 
     `threads`: worker threads; 1 suits a task, which already has its core. One engine serves one thread at a time. The caller closes it.
     """
+    return Engine(_opened(threads))
+
+
+@contextmanager
+def shared_connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection to an engine as of `open_engine` that the process keeps: for short questions about no data.
+
+    To open an engine takes tens of milliseconds. What a question registers is its own; it creates nothing else.
+    """
+    # A forked process opens its own: another thread may have been within that of its parent.
+    with _kept(os.getpid()).cursor() as connection:
+        try:
+            yield connection
+        except duckdb.InternalError:
+            # DuckDB answers nothing more in an engine in which it found a fault of its own.
+            _kept.cache_clear()
+            raise
+
+
+@cache
+def _kept(process: int) -> duckdb.DuckDBPyConnection:
+    return _opened(threads=1)
+
+
+def _opened(threads: int) -> duckdb.DuckDBPyConnection:
     engine = open_database(":memory:", {"threads": threads, "max_temp_directory_size": "0KiB", "temp_directory": ""})
-    return Engine(_locked(engine, keeps_order=True))
+    return _locked(engine, keeps_order=True)
 
 
 def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
@@ -47,7 +75,8 @@ def open_database(database: str, settings: Mapping[str, str | int]) -> duckdb.Du
         "python_enable_replacements": False,
     }
     engine = duckdb.connect(database, config={**closed, **settings})
-    engine.execute("SET TimeZone = 'UTC'")
+    # For cursors, too.
+    engine.execute("SET GLOBAL TimeZone = 'UTC'")
     # In a notebook without ipywidgets it is off, and DuckDB refuses to set it at all.
     if engine.execute("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
         engine.execute("SET enable_progress_bar = false")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -22,6 +22,8 @@ from pipelines.protocol.records import INSTANT
 
 LEFT_FIELDS = pa.schema([("left_text", pa.string()), ("left_number", pa.int64()), ("_tf_topic", pa.dictionary(pa.int32(), pa.string()))])
 RIGHT_FIELDS = pa.schema([("right_text", pa.string()), ("right_flag", pa.bool_()), ("right_bytes", pa.binary())])
+KEYS_APART = 10
+"""More keys than a random history has."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,21 @@ class History:
             cuts.append(at)
         windows = Windows(draw.randint(1, draw.choice((12, 40))), draw.randint(1, 12))
         return cls(windows, tuple(frames), tuple(cuts))
+
+    @classmethod
+    def together(cls, histories: Sequence["History"], windows: Windows | None = None) -> "History":
+        """The frames of all in the order of their arrivals; no two histories have a key in common.
+
+        It is cut where the first one is, and has its windows unless `windows` are given.
+        """
+        frames, cuts = [], []
+        every = ((number, at, frame) for number, history in enumerate(histories) for at, frame in enumerate(history.frames))
+        for number, at, frame in sorted(every, key=lambda one: one[2].arrival):
+            if number == 0 and at in histories[0].cuts:
+                cuts.append(len(frames))
+            apart = KEYS_APART * number
+            frames.append(replace(frame, records=tuple((is_right, key + apart) for is_right, key in frame.records)))
+        return cls(windows or histories[0].windows, tuple(frames), tuple(cuts))
 
     def ranges(self) -> list[tuple[int, int]]:
         """The ranges as (first number, number behind the last) of frames, from 0 on."""

@@ -1,9 +1,9 @@
 """Random histories of a join by event time, the model of its meaning record by record, and the same history through the kernel."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
@@ -20,7 +20,7 @@ from pipelines.process.join.timed_stores import TimedJoinStores
 from pipelines.process.watermarks import PARTITIONS_OF_A_SOURCE, TIME_COLUMN
 from pipelines.protocol.bodies import NEVER
 from pipelines.protocol.positions import first_position, last_position
-from support.join_case import LEFT_FIELDS, RIGHT_FIELDS, Row, rows_of, side_rows
+from support.join_case import KEYS_APART, LEFT_FIELDS, RIGHT_FIELDS, Row, rows_of, side_rows
 
 LEFT, RIGHT = 0, PARTITIONS_OF_A_SOURCE
 """The first partitions of the two sources."""
@@ -74,6 +74,24 @@ class History:
         windows = Windows(draw.randint(1, draw.choice((12, 40))), draw.randint(1, 12))
         return cls(windows, tuple(frames), tuple(cuts), draw.choice((0, 1, 4)))
 
+    @classmethod
+    def together(cls, histories: Sequence["History"]) -> "History":
+        """The frames of all in the order of their times; no two histories have a key in common.
+
+        The windows, the lateness and the places of the cuts are those of the first one.
+        """
+        first, every = histories[0], []
+        for number, history in enumerate(histories):
+            # A frame without records stays behind the one before it.
+            times = accumulate((frame.newest for frame in history.frames), max)
+            every += [(time, number, at, frame) for at, (time, frame) in enumerate(zip(times, history.frames, strict=True))]
+        frames, cuts = [], []
+        for _, number, at, frame in sorted(every, key=lambda one: one[0]):
+            if number == 0 and at in first.cuts:
+                cuts.append(len(frames))
+            frames.append(replace(frame, records=tuple((key + KEYS_APART * number, time) for key, time in frame.records)))
+        return cls(first.windows, tuple(frames), tuple(cuts), first.lateness)
+
     def ranges(self) -> list[tuple[int, int]]:
         """The ranges as (first number, number behind the last) of frames, from 0 on."""
         borders = sorted({0, len(self.frames), *(cut for cut in self.cuts if 0 < cut < len(self.frames))})
@@ -100,14 +118,14 @@ class Seen:
 
 def model(history: History) -> Answer:
     """The meaning of a join by event time, frame after frame."""
-    answer, rights, waiting = Answer(), list[Seen](), list[Seen]()
+    answer, rights, waiting = Answer(), defaultdict[int, list[Seen]](list), list[Seen]()
     newest, idle, watermark = dict[int, int](), set[int](), NEVER
     for sequence, frame in enumerate(history.frames, 1):
         for ordinal, (key, time) in enumerate(frame.records):
             if time < watermark:
                 answer.late += 1
             else:
-                (rights if frame.is_right else waiting).append(Seen(first_position(sequence) + ordinal, key, time))
+                (rights[key] if frame.is_right else waiting).append(Seen(first_position(sequence) + ordinal, key, time))
                 answer.kept += frame.is_right
         if frame.partition != NO_PARTITION:
             newest[frame.partition] = max(newest.get(frame.partition, NEVER), frame.newest)
@@ -117,7 +135,7 @@ def model(history: History) -> Answer:
         answer.watermarks.append(watermark)
         emit, still = 0, []
         for left in sorted(waiting, key=lambda one: one.position):
-            right, final = best(left, rights, history.windows)
+            right, final = best(left, rights[left.key], history.windows)
             if final <= watermark:
                 answer.rows.append(Row(left.position, right, last_position(sequence), emit))
                 emit += 1
@@ -137,9 +155,8 @@ def reached(newest: dict[int, int], idle: set[int], lateness: int) -> int:
     return NEVER if oldest == NEVER else oldest - lateness
 
 
-def best(left: Seen, rights: Sequence[Seen], windows: Windows) -> tuple[int | None, int]:
-    """(The right record that the left one meets as far as is known, the watermark at which nothing better may come)."""
-    mine = [one for one in rights if one.key == left.key]
+def best(left: Seen, mine: Sequence[Seen], windows: Windows) -> tuple[int | None, int]:
+    """(The right record of its key that the left one meets as far as is known, the watermark at which nothing better may come)."""
     earlier = max((one for one in mine if one.time <= left.time), key=lambda one: (one.time, one.position), default=None)
     if earlier is not None and left.time - earlier.time < windows.right_us:
         return earlier.position, left.time + 1
@@ -164,12 +181,16 @@ class TimedJoinCase:
         places = (Storage.local(self.directory / name) for name in ("join-right", "join-left"))
         self.stores = TimedJoinStores(*places, (RIGHT_FIELDS, STORED_LEFT), self.windows)
 
-    def sides(self, frames: Sequence[Frame], first: int) -> tuple[Side, Side, TimedFrames, int]:
-        """What the frames of sequences `first`, ... bring without late records, and how many of these there are."""
+    def timed(self, frames: Sequence[Frame], first: int) -> TimedFrames:
+        """The frames of sequences `first`, ... as the join sees their times."""
         sequences = np.arange(first, first + len(frames), dtype=np.uint64)
         partitions, newest = (np.array([getattr(one, name) for one in frames], dtype=np.int64) for name in ("partition", "newest"))
         marks = [dict.fromkeys(frame.idle, 0) for frame in frames]
-        timed = TimedFrames(sequences, partitions, newest, np.zeros_like(newest), marks, self.progress, self.lateness)
+        return TimedFrames(sequences, partitions, newest, np.zeros_like(newest), marks, self.progress, self.lateness)
+
+    def sides(self, frames: Sequence[Frame], first: int) -> tuple[Side, Side, TimedFrames, int]:
+        """What the frames of sequences `first`, ... bring without late records, and how many of these there are."""
+        timed = self.timed(frames, first)
         sides, late = [], 0
         for is_right, fields in ((False, STORED_LEFT), (True, RIGHT_FIELDS)):
             records = [
@@ -189,18 +210,21 @@ class TimedJoinCase:
     def attempt(self, frames: Sequence[Frame], first: int, has_turn: bool = True) -> tuple[Joined, list[Row], Listings]:
         """Join the frames over the listed segments, and write the new ones, which nobody lists."""
         lefts, rights, timed, _ = self.sides(frames, first)
-        self.stores.open(*self.listings)
-        joined = join_by_time(lefts, rights, timed, self.stores)
-        rows = [row for part in joined.slices(with_unmatched=True) for row in rows_of(part.rows)]
-        span = (first - 1, first - 1 + len(frames))
-        return joined, rows, self.stores.add(joined.new_rights, joined.new_lefts, span, self.progress.watermark_us, has_turn)
+        return self._joined(lefts, rights, timed, has_turn)
 
     def run(self, frames: Sequence[Frame], first: int, has_turn: bool = True) -> tuple[Joined, list[Row]]:
         """Join the frames, and list what was written."""
-        *_, timed, late = self.sides(frames, first)
-        joined, rows, self.listings = self.attempt(frames, first, has_turn)
+        lefts, rights, timed, late = self.sides(frames, first)
+        joined, rows, self.listings = self._joined(lefts, rights, timed, has_turn)
         self.progress, self.late = timed.last, self.late + late
         return joined, rows
+
+    def _joined(self, lefts: Side, rights: Side, timed: TimedFrames, has_turn: bool) -> tuple[Joined, list[Row], Listings]:
+        self.stores.open(*self.listings)
+        joined = join_by_time(lefts, rights, timed, self.stores)
+        rows = [row for part in joined.slices(with_unmatched=True) for row in rows_of(part.rows)]
+        span = (int(timed.sequences[0]) - 1, int(timed.sequences[-1]))
+        return joined, rows, self.stores.add(joined.new_rights, joined.new_lefts, span, self.progress.watermark_us, has_turn)
 
 
 def play(history: History, directory: Path, draw: Random) -> Answer:
@@ -213,7 +237,7 @@ def play(history: History, directory: Path, draw: Random) -> Answer:
         frames = history.frames[start:end]
         if draw.random() < 0.2:
             case.attempt(frames, start + 1, has_turn=draw.random() < 0.5)
-        answer.watermarks += [case.sides(frames[: number + 1], start + 1)[2].end_us for number in range(len(frames))]
+        answer.watermarks += [case.timed(frames[: number + 1], start + 1).end_us for number in range(len(frames))]
         joined, rows = case.run(frames, start + 1, has_turn=draw.random() < 0.7)
         answer.rows += rows
         counts.update(vars(joined.counts))

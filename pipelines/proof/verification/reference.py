@@ -158,8 +158,8 @@ class Reference:
             # The statement reads the records once for each source, a reader gives them once.
             run_over(self._engine, "_tf_frames", reader, "CREATE TABLE frames AS FROM _tf_frames")
             if config.join is not None:
-                self._engine.execute(f"CREATE TABLE IF NOT EXISTS sides AS FROM ({rows}) LIMIT 0")
-                rows, self._has_sides = f"INSERT INTO sides BY NAME {rows}", True
+                rows = f"INSERT INTO sides BY NAME {rows}" if self._has_sides else f"CREATE TABLE sides AS {rows}"
+                self._has_sides = True
             self._engine.execute(rows)
             self._engine.execute("DROP TABLE frames")
 

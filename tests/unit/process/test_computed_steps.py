@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database, stage_engine
 from support.programs import first_of, program
 
 from pipelines.config import notes, parse, shape_of, unsupported
@@ -30,7 +31,6 @@ from pipelines.proof.verification.record_columns import parts_read
 from pipelines.proof.verification.reference import Bounds, Reference, compared_columns
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, Message, encode_frame
 from pipelines.testing import records
-from pipelines.types.duckdb import open_database, open_engine
 
 FIELDS = {"id": "int", "city": "string", "price": "float", "ok": "bool"}
 KEPT = ("id", "id", "Nullable(Int64)", False)
@@ -46,8 +46,7 @@ def with_fields(keeps: bool = True, fields: dict[str, str] = FIELDS, **texts: st
 
 
 def made_by(made: Program, *values: dict[str, Any] | bytes) -> Made:
-    with open_engine() as engine:
-        return run(made, engine, [frame_of(values)])
+    return run(made, stage_engine(), [frame_of(values)])
 
 
 def frame_of(values: Sequence[dict[str, Any] | bytes]) -> Arrived:
@@ -121,7 +120,10 @@ def test_keys_are_taken_before_a_stateless_step_behind_dedup() -> None:
 
 def ends(made: Program, *values: dict[str, Any] | bytes) -> list[str]:
     """The end of each record: the stage that rejects it, its outcome, or a row; all keys are in one store."""
-    passed = made_by(made, *values)
+    return ends_of(made, made_by(made, *values), len(values))
+
+
+def ends_of(made: Program, passed: Made, records: int) -> list[str]:
     found = {letter["_tf_ordinal"]: letter["stage"] for letter in passed.dead_letters.to_pylist()}
     rows, dropped, duplicates = passed.rows, passed.rows.slice(0, 0), passed.rows.slice(0, 0)
     if made.dedup.key:
@@ -132,7 +134,7 @@ def ends(made: Program, *values: dict[str, Any] | bytes) -> list[str]:
         found |= dict(zip(dropped.column("_tf_ordinal").to_pylist(), dropped.column(MARK_COLUMN).to_pylist(), strict=True))
     found |= dict.fromkeys(duplicates.column("_tf_ordinal").to_pylist(), "copy")
     found |= dict.fromkeys(rows.column("_tf_ordinal").to_pylist(), "row")
-    return [found.get(number, "dropped.filter") for number in range(len(values))]
+    return [found.get(number, "dropped.filter") for number in range(records)]
 
 
 def test_a_copy_of_a_filtered_record_is_a_copy_behind_dedup() -> None:
@@ -282,10 +284,11 @@ def programs(draw: st.DrawFn) -> Program:
 @settings(deadline=None, max_examples=40)
 @given(programs(), st.lists(EVENTS, min_size=1, max_size=12))
 def test_steps_end_records_where_the_reference_does(made: Program, events: list[dict[str, Any]]) -> None:
-    passed, found = made_by(made, *events), dict(enumerate(ends(made, *events)))
+    passed = made_by(made, *events)
+    found = dict(enumerate(ends_of(made, passed, len(events))))
     rows = zip(passed.rows.column("_tf_ordinal").to_pylist(), passed.rows.to_pylist(), strict=True)
     accepted = {number: row for number, row in rows if found[number] == "row"}
-    with open_database(":memory:", {}) as engine:
+    with fresh_database() as engine:
         reference = Reference(engine, compared_columns(made))
         reference.load(iter([batch_of(frame_of(events), parts_read(()))]), made)
         reference.add_frames({1: 0})

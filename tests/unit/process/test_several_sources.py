@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database, stage_engine
 from support.programs import first_of, union
 
 from pipelines.errors import HaltError
@@ -31,7 +32,6 @@ from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import HEADER_PARTITION, HEADER_TOPIC, POSITION_COLUMNS, Message, encode_frame
 from pipelines.testing import records
-from pipelines.types.duckdb import open_database, open_engine
 from pipelines.types.record_columns import RecordColumn
 
 NAMES = Names("union")
@@ -71,15 +71,13 @@ def shop(who: Any, at: Any = 0) -> dict[str, Any]:
 
 
 def rows_of(made: Program, frames: Sequence[Arrived], tmp_path: Path) -> list[tuple[int, str]]:
-    with open_engine() as engine:
-        trial = Trial(made, engine, tmp_path)
-        rows = trial.take(frames, trial.read(frames), note_nothing)
+    trial = Trial(made, stage_engine(), tmp_path)
+    rows = trial.take(frames, trial.read(frames), note_nothing)
     return list(zip(rows.column("who").to_pylist(), rows.column("source").to_pylist(), strict=True))
 
 
 def test_records_of_all_sources_become_rows_in_raw_order() -> None:
-    with open_engine() as engine:
-        made = run(program(), engine, [frame(1, "shop", shop(1), shop(2)), frame(2, "crm", crm(3)), frame(3, "shop", shop(4))])
+    made = run(program(), stage_engine(), [frame(1, "shop", shop(1), shop(2)), frame(2, "crm", crm(3)), frame(3, "shop", shop(4))])
     assert made.rows.column("who").to_pylist() == [1, 2, 3, 4]
     assert made.rows.column("source").to_pylist() == ["shop", "shop", "crm", "shop"]
     assert made.rows.column("_tf_topic").to_pylist() == ["shop", "shop", "crm", "shop"]
@@ -87,15 +85,13 @@ def test_records_of_all_sources_become_rows_in_raw_order() -> None:
 
 
 def test_a_source_without_a_record_in_the_batch_is_no_fault() -> None:
-    with open_engine() as engine:
-        made = [run(program(), engine, [frame(1, source, value)]).rows for source, value in (("shop", shop(1)), ("crm", crm(2)))]
+    made = [run(program(), stage_engine(), [frame(1, source, value)]).rows for source, value in (("shop", shop(1)), ("crm", crm(2)))]
     assert [rows.column("who").to_pylist() for rows in made] == [[1], [2]]
 
 
 def test_a_step_of_one_source_leaves_the_others_alone() -> None:
     only_even = Filter(stored("who % 2 = 0", {"who": "int64"}, "sql", "bool"))
-    with open_engine() as engine:
-        made = run(program(shop=[only_even]), engine, [frame(1, "shop", shop(1), shop(2)), frame(2, "crm", crm(3))])
+    made = run(program(shop=[only_even]), stage_engine(), [frame(1, "shop", shop(1), shop(2)), frame(2, "crm", crm(3))])
     assert made.rows.column("who").to_pylist() == [2, 3]
     assert made.counts["dropped.filter"] == 1
 
@@ -112,8 +108,7 @@ def test_a_copy_in_another_source_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_dead_letter_names_the_source_of_its_record() -> None:
-    with open_engine() as engine:
-        made = run(program(), engine, [frame(1, "shop", shop("x"), shop(None)), frame(2, "crm", crm("4"))])
+    made = run(program(), stage_engine(), [frame(1, "shop", shop("x"), shop(None)), frame(2, "crm", crm("4"))])
     letters = [(row["source"], row["_tf_topic"], row["stage"]) for row in made.dead_letters.to_pylist()]
     assert letters == [("shop", "shop", "compute"), ("shop", "shop", "transform"), ("crm", "crm", "parse")]
 
@@ -146,8 +141,8 @@ def test_a_program_of_several_sources_is_read_back() -> None:
 
 
 def test_a_frame_of_an_unknown_source_halts() -> None:
-    with open_engine() as engine, pytest.raises(HaltError, match="has no source 'web'"):
-        run(program(), engine, [frame(1, "web", shop(1))])
+    with pytest.raises(HaltError, match="has no source 'web'"):
+        run(program(), stage_engine(), [frame(1, "web", shop(1))])
 
 
 WHO = st.one_of(st.integers(1, 4), st.none(), st.just("x"))
@@ -155,8 +150,8 @@ FRAMES = st.lists(
     st.tuples(
         st.sampled_from(["crm", "shop"]), st.integers(0, 1), st.lists(st.tuples(WHO, st.integers(0, 40)), max_size=4), st.integers(0, 9)
     ),
-    min_size=1,
-    max_size=8,
+    min_size=4,
+    max_size=16,
 )
 DEDUPS = st.sampled_from(
     [
@@ -167,7 +162,7 @@ DEDUPS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(FRAMES, DEDUPS, st.booleans(), st.booleans())
 def test_the_reference_unites_as_the_program_does(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool, behind: bool
@@ -180,11 +175,10 @@ def test_the_reference_unites_as_the_program_does(
         clock += step
         make = crm if source == "crm" else shop
         frames.append(frame(sequence, source, *(make(who, at) for who, at in values), seconds=clock, partition=partition))
-    with open_engine() as engine:
-        trial = Trial(made, engine, tmp_path_factory.mktemp("keys"))
-        rows = trial.take(frames, trial.read(frames), note_nothing)
+    trial = Trial(made, stage_engine(), tmp_path_factory.mktemp("keys"))
+    rows = trial.take(frames, trial.read(frames), note_nothing)
     seen = FramesSeen(made.sources)
-    with open_database(":memory:", {}) as engine:
+    with fresh_database() as engine:
         reference = Reference(engine, compared_columns(made))
         batches = [batch_of(one, ()) for one in frames if one.message.rows]
         for one in frames:

@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,29 @@ def expected(sent: Sequence[tuple[int, str, dict[str, Any]]], copies: Sequence[i
     return sorted(rows), dropped
 
 
-@pytest.mark.parametrize("copies", [COPIES, (3 * SECOND, None), (None, 5 * SECOND)], ids=["both", "left", "right"])
-@pytest.mark.parametrize("seed", range(3))
-def test_first_records_of_their_keys_are_joined(copies: Sequence[int | None], seed: int, tmp_path: Path) -> None:
-    case = LegCase(tmp_path, BUCKETS, stages=program(copies))
-    rows, dropped = expected(play(case, seed), copies)
+Played = tuple[LegCase, list[tuple[int, str, dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Played]:
+    """A case in one process with what was sent, by seed and windows; nobody goes on with it."""
+
+    @cache
+    def one(seed: int, copies: Sequence[int | None] = COPIES) -> Played:
+        case = LegCase(tmp_path_factory.mktemp("played"), BUCKETS, stages=program(copies))
+        return case, play(case, seed)
+
+    return one
+
+
+@pytest.mark.parametrize(
+    ("seed", "copies"),
+    [(0, COPIES), (1, COPIES), (2, COPIES), (0, (3 * SECOND, None)), (1, (None, 5 * SECOND))],
+    ids=["both, 0", "both, 1", "both, 2", "left, 0", "right, 1"],
+)
+def test_first_records_of_their_keys_are_joined(played: Callable[..., Played], seed: int, copies: Sequence[int | None]) -> None:
+    case, sent = played(seed, copies)
+    rows, dropped = expected(sent, copies)
     assert rows_of(case) == rows
     assert outcome(case)["totals"]["duplicates"] == dropped > 20
 
@@ -114,18 +133,18 @@ def test_a_record_without_a_join_key_is_no_first_of_its_key(tmp_path: Path) -> N
     assert rows_of(case) == [(7, "second", "one")]
 
 
-def test_several_processes_find_the_same_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = LegCase(tmp_path / "alone", BUCKETS, stages=program())
-    shared = Shared(tmp_path / "shared", (), monkeypatch, stages=program())
-    assert play(alone, 5) == play(shared, 5)
+def test_several_processes_find_the_same_copies(played: Callable[..., Played], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, sent = played(0, COPIES)
+    shared = Shared(tmp_path, (), monkeypatch, stages=program())
+    assert play(shared, 0) == sent
     assert outcome(shared) == outcome(alone)
     assert shared.process.status.lane_parts > 20
     assert shared.files() == shared.listed()
 
 
-def test_a_plan_that_is_done_again_finds_the_same_copies(tmp_path: Path) -> None:
-    once, again = LegCase(tmp_path / "once", BUCKETS, stages=program()), LegCase(tmp_path / "again", BUCKETS, stages=program())
-    sent, execute = play(once, 3), again.process.execute
+def test_a_plan_that_is_done_again_finds_the_same_copies(played: Callable[..., Played], tmp_path: Path) -> None:
+    (once, sent), again = played(1, COPIES), LegCase(tmp_path, BUCKETS, stages=program())
+    execute = again.process.execute
 
     def twice(plan: Any) -> Any:
         execute(plan)
@@ -133,7 +152,7 @@ def test_a_plan_that_is_done_again_finds_the_same_copies(tmp_path: Path) -> None
         return execute(plan)
 
     again.process.execute = twice  # type: ignore[method-assign]
-    assert play(again, 3) == sent
+    assert play(again, 1) == sent
     assert outcome(again) == outcome(once)
     assert again.files() == again.listed()
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 import duckdb
 import pyarrow as pa
 import pytest
-from support.join_case import Frame, History, Row, model
+from support.engines import fresh_database
+from support.join_case import KEYS_APART, Frame, History, Row, model
 from support.programs import first_of, union
 
 from pipelines.process.join.sides import Windows
@@ -22,21 +23,36 @@ from pipelines.proof.verification.span import History as Ledger
 from pipelines.proof.verification.span import Plan, Span, span_of
 from pipelines.protocol.positions import first_position, last_position
 from pipelines.protocol.records import instant
-from pipelines.types.duckdb import open_database
 
 LEFT, RIGHT = False, True
 WINDOWS = Windows(10, 20)
-SEEDS = range(30)
+TOGETHER: list[tuple[Windows, Sequence[int]]] = [
+    (Windows(2, 12), range(5)),
+    (Windows(5, 2), range(5, 10)),
+    (Windows(7, 7), range(10, 15)),
+    (Windows(11, 4), range(15, 20)),
+    (Windows(16, 9), range(20, 25)),
+    (Windows(36, 3), range(25, 30)),
+    (Windows(9, 12), [1]),
+    (Windows(6, 4), [22]),
+]
+"""Windows, and seeds of histories that are computed together, as it costs the same for few records; of two short ones each alone."""
+
+
+@pytest.fixture(params=TOGETHER, ids=lambda one: f"{one[0].left_us}, {one[0].right_us}")
+def history(request: pytest.FixtureRequest) -> History:
+    windows, seeds = request.param
+    return History.together([History.random(seed) for seed in seeds], windows)
 
 
 @pytest.fixture
 def engine() -> Iterator[duckdb.DuckDBPyConnection]:
-    with open_database(":memory:", {}) as one:
+    with fresh_database() as one:
         yield one
 
 
 def program(windows: Windows, unmatched: str = "emit", *behind: Step, copies: tuple[int, int] | None = None) -> Program:
-    """`copies`: the windows of a dedup of each side, by the ordinal of a record."""
+    """`copies`: the windows of a dedup of each side, by the number of a record."""
     left = JoinSide("events", ("id",), (JoinedField("id", "id", "int"), JoinedField("n", "n", "int")), windows.left_us)
     right = JoinSide("names", ("who",), (JoinedField("right", "position", "int"),), windows.right_us)
     columns = (("id", "id", "Int64", False), ("n", "n", "Int64", False), ("right", "right", "Nullable(Int64)", False))
@@ -53,11 +69,17 @@ def at(sequence: int, ordinal: int = 0) -> int:
     return first_position(sequence) + ordinal
 
 
+def number_of(ordinal: int, key: int) -> int:
+    """By which copies are found: no two histories that are computed together have one in common."""
+    return ordinal + 100 * (key // KEYS_APART)
+
+
 def batch(sequence: int, frame: Frame) -> pa.RecordBatch:
     """The records of a frame; those of both sources may be in one, which the reference does not mind. A right one holds its position."""
     values, count = [], len(frame.records)
     for ordinal, (is_right, key) in enumerate(frame.records):
-        of_right, of_left = {"who": key, "position": at(sequence, ordinal), "n": ordinal}, {"id": key, "n": ordinal}
+        number = number_of(ordinal, key)
+        of_right, of_left = {"who": key, "position": at(sequence, ordinal), "n": number}, {"id": key, "n": number}
         # A key below zero stands for a null.
         values.append(json.dumps({name: None if one < 0 else one for name, one in (of_right if is_right else of_left).items()}).encode())
     columns = [
@@ -124,9 +146,7 @@ def decided_in(row: Row) -> int:
 # -- against the model ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_rows_are_those_of_the_model(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_the_rows_are_those_of_the_model(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     joined(engine, history, [(1, len(history.frames), program(history.windows))])
     expected = {row.left: row.right for row in model(history).rows}
     assert rows(engine) == expected
@@ -135,9 +155,7 @@ def test_the_rows_are_those_of_the_model(engine: duckdb.DuckDBPyConnection, seed
     assert {position for position, stage in found.items() if stage == "dropped.kept"} == found.keys() - lefts(history)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_range_needs_no_more_than_its_span(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_a_range_needs_no_more_than_its_span(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     last = len(history.frames)
     config = program(history.windows)
     ledger = Ledger([Plan(1, last, "v")], range(1, last + 1), [frame.arrival for frame in history.frames], last, is_whole=True)
@@ -149,9 +167,7 @@ def test_a_range_needs_no_more_than_its_span(engine: duckdb.DuckDBPyConnection, 
     assert rows(engine) == {row.left: row.right for row in model(history).rows if bounds.first <= row.left <= bounds.last}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_decided_behind_the_confirmed_is_open(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_what_is_decided_behind_the_confirmed_is_open(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     confirmed_to = max(1, len(history.frames) * 2 // 3)
     joined(engine, history, [(1, len(history.frames), program(history.windows))], confirmed_to=confirmed_to)
     answer = model(history)
@@ -160,9 +176,7 @@ def test_what_is_decided_behind_the_confirmed_is_open(engine: duckdb.DuckDBPyCon
     assert opened(engine) == pending | dict.fromkeys(lefts(history) - {row.left for row in answer.rows}, "waits")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_behind_a_purge_nothing_wrong_is_claimed(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_behind_a_purge_nothing_wrong_is_claimed(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     last = len(history.frames)
     first = last // 3 + 1
     span = Span(first, last, first, first)
@@ -187,7 +201,7 @@ def copies_of(history: History) -> set[int]:
         for ordinal, (is_right, key) in enumerate(frame.records):
             if key < 0:
                 continue
-            side = is_right, ordinal
+            side = is_right, number_of(ordinal, key)
             if side in firsts and frame.arrival - firsts[side] < COPIES[is_right]:
                 found.add(at(sequence, ordinal))
             else:
@@ -204,9 +218,7 @@ def without(history: History, copies: set[int]) -> History:
     return replace(history, frames=tuple(frames))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_copies_of_either_side_are_not_joined(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_copies_of_either_side_are_not_joined(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     copies = copies_of(history)
     joined(engine, history, [(1, len(history.frames), program(history.windows, copies=COPIES))])
     assert rows(engine) == {row.left: row.right for row in model(without(history, copies)).rows if row.left not in copies}
@@ -214,9 +226,7 @@ def test_copies_of_either_side_are_not_joined(engine: duckdb.DuckDBPyConnection,
     assert engine.execute("SELECT count(*) FROM dropped WHERE why = 'copy'").fetchall() == [(len(copies),)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_with_copies_a_range_is_read_from_the_start(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_with_copies_a_range_is_read_from_the_start(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     last, copies = len(history.frames), copies_of(history)
     config = program(history.windows, copies=COPIES)
     ledger = Ledger([Plan(1, last, "v")], range(1, last + 1), [frame.arrival for frame in history.frames], last, is_whole=True)
@@ -228,9 +238,7 @@ def test_with_copies_a_range_is_read_from_the_start(engine: duckdb.DuckDBPyConne
     assert rows(engine) == {row.left: row.right for row in whole.rows if bounds.first <= row.left <= bounds.last and row.left not in copies}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_behind_a_purge_no_copy_is_claimed_wrongly(engine: duckdb.DuckDBPyConnection, seed: int) -> None:
-    history = History.random(seed)
+def test_behind_a_purge_no_copy_is_claimed_wrongly(engine: duckdb.DuckDBPyConnection, history: History) -> None:
     last, copies = len(history.frames), copies_of(history)
     first = last // 3 + 1
     span = Span(first, last, first, first)
@@ -246,7 +254,7 @@ def test_a_left_record_rejected_behind_the_join_was_accepted(engine: duckdb.Duck
     history = History(WINDOWS, (Frame(0, ((RIGHT, 1), (LEFT, 1))), Frame(1, ((RIGHT, 1), (LEFT, 1))), Frame(2, ((RIGHT, 1), (LEFT, 1)))))
     config = program(WINDOWS, "drop", copies=(100, 100))
     for past, kept in ((True, []), (False, [at(2, 1)])):
-        with open_database(":memory:", {}) as own:
+        with fresh_database() as own:
             reference = Reference(own, compared_columns(config))
             letters = {"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["map"], "code": ["internal_error"], "past_dedup": [past]}
             reference.add_dead_letters(pa.table(letters))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database
 from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
 from support.watermark_oracle import marks
 
@@ -18,14 +19,13 @@ from pipelines.process.steps.dedup import Dedup
 from pipelines.proof.verification import reference as verification_reference
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.protocol.bodies import Watermarks
-from pipelines.types.duckdb import open_database
 
 ALL = Bounds(0, 2**63)
 
 
 @pytest.fixture
 def engine() -> Iterator[duckdb.DuckDBPyConnection]:
-    with open_database(":memory:", {}) as one:
+    with fresh_database() as one:
         yield one
 
 
@@ -139,7 +139,7 @@ def test_a_key_twice_is_seen_behind_any_number_of_sound_records(engine: duckdb.D
     twice = b'{"id": 1, "a.b": "x", "at": null, "id": 1}'
     computed(engine, [frame(1, *[good()] * 50), frame(2, good(), twice)], CONFIG)
     assert stages(engine) == [None] * 51 + ["parse"]
-    with open_database(":memory:", {}) as other:
+    with fresh_database() as other:
         computed(other, [frame(1, twice), frame(2, good(), twice)], CONFIG)
         assert stages(other) == ["parse", None, "parse"]
 
@@ -287,7 +287,7 @@ def as_batches(frames: Sequence[Sequence[Record]]) -> list[pa.RecordBatch]:
 @given(frames=streams(), partitions=st.lists(st.sampled_from([0, 0, 1, 2, None]), min_size=12, max_size=12))
 def test_copies_are_those_of_a_dictionary(config: Program, frames: list[Any], partitions: Partitions) -> None:
     partitions = partitions[: len(frames)]
-    with open_database(":memory:", {}) as engine, pytest.MonkeyPatch.context() as patch:
+    with fresh_database() as engine, pytest.MonkeyPatch.context() as patch:
         for module in (watermarks, verification_reference):
             patch.setattr(module, "IDLE_RECORDS", 6)
         accepted, late = by_dictionary(frames, config, partitions)
@@ -305,7 +305,7 @@ def test_a_range_finds_what_the_whole_finds(frames: list[Any], share: float) -> 
     accepted, _ = by_dictionary(frames, KEYED)
     arrivals = [records[0][0] for records in frames]
     read_from = 1 + int(np.searchsorted(arrivals, arrivals[first - 1] - KEYED.dedup.window_us, side="right"))
-    with open_database(":memory:", {}) as engine:
+    with fresh_database() as engine:
         reference = Reference(engine, compared_columns(KEYED))
         reference.load(iter(as_batches(frames)[read_from - 1 :]), KEYED)
         before = [position for position in accepted if at(read_from) <= position < at(first)]

@@ -1,5 +1,6 @@
 """The engine of expressions: one prepared statement for many columns answers as a statement of its own does."""
 
+import os
 from collections.abc import Iterator
 
 import duckdb
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.types import engine as engine_module
-from pipelines.types.duckdb import open_engine
+from pipelines.types.duckdb import open_engine, shared_connection
 from pipelines.types.engine import Engine
 
 LENGTH = "SELECT v, octet_length(v::BLOB) FROM _tf_values"
@@ -53,6 +54,56 @@ def test_an_error_leaves_the_engine_as_it_was(engine: Engine) -> None:
     with pytest.raises(duckdb.ConversionException):
         engine.ask(sql, pa.array(["x"]))
     assert engine.ask(sql, pa.array(["2", "3"]))[0].to_pylist() == [2, 3]
+
+
+def test_a_shared_connection_is_as_one_of_an_engine(engine: Engine) -> None:
+    sql = "SELECT name, value FROM duckdb_settings() ORDER BY name"
+    with shared_connection() as connection:
+        assert connection.execute(sql).fetchall() == engine.connection.execute(sql).fetchall()
+        with pytest.raises(duckdb.InvalidInputException, match="configuration"):
+            connection.execute("SET threads = 2")
+
+
+def test_what_a_shared_connection_registers_is_its_own() -> None:
+    with shared_connection() as one, shared_connection() as other:
+        one.register("_tf_fields", pa.table({"a": [1]}))
+        with pytest.raises(duckdb.CatalogException):
+            other.execute("FROM _tf_fields")
+
+
+def is_marked() -> bool:
+    """Whether the engine of a shared connection has the table of the fixture `marked`."""
+    with shared_connection() as connection:
+        return connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'marked'").fetchall() == [(1,)]
+
+
+@pytest.fixture
+def marked() -> Iterator[None]:
+    with shared_connection() as connection:
+        connection.execute("CREATE TABLE marked (n INTEGER)")
+    yield
+    with shared_connection() as connection:
+        connection.execute("DROP TABLE IF EXISTS marked")
+
+
+@pytest.mark.usefixtures("marked")
+def test_a_forked_process_has_an_engine_of_its_own() -> None:
+    assert is_marked()
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            code = int(is_marked())
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("marked")
+def test_behind_a_fault_of_duckdbs_own_the_engine_is_another() -> None:
+    with pytest.raises(duckdb.InternalException), shared_connection():
+        raise duckdb.InternalException("INTERNAL Error: a fault")
+    assert not is_marked()
 
 
 def test_a_field_may_be_named_as_the_source_is(engine: Engine) -> None:
