@@ -29,14 +29,26 @@ def shared_connection() -> Iterator[duckdb.DuckDBPyConnection]:
 
     To open an engine takes tens of milliseconds. What a question registers is its own; it creates nothing else.
     """
-    # A forked process opens its own: another thread may have been within that of its parent.
-    with _kept(os.getpid()).cursor() as connection:
+    with _usable() as connection:
         try:
             yield connection
-        except duckdb.InternalError:
-            # DuckDB answers nothing more in an engine in which it found a fault of its own.
+        except (duckdb.InternalError, duckdb.FatalException):
             _kept.cache_clear()
             raise
+
+
+def _usable() -> duckdb.DuckDBPyConnection:
+    """Return a connection to the kept engine. A forked process opens its own: another thread may have been within that of its parent.
+
+    In an engine in which DuckDB has found a fault of its own it answers nothing more.
+    """
+    connection = _kept(os.getpid()).cursor()
+    try:
+        connection.execute("SELECT 1").fetchall()
+    except duckdb.Error:
+        _kept.cache_clear()
+        return _kept(os.getpid()).cursor()
+    return connection
 
 
 @cache

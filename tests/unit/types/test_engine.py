@@ -101,8 +101,8 @@ def test_a_forked_process_has_an_engine_of_its_own() -> None:
 
 @pytest.mark.usefixtures("marked")
 def test_behind_a_fault_of_duckdbs_own_the_engine_is_another() -> None:
-    with pytest.raises(duckdb.InternalException), shared_connection():
-        raise duckdb.InternalException("INTERNAL Error: a fault")
+    with pytest.raises(duckdb.FatalException), shared_connection():
+        raise duckdb.FatalException("FATAL Error: a fault")
     assert not is_marked()
 
 
