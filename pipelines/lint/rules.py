@@ -106,7 +106,7 @@ def _no_sorting_key(config: PipelineConfig) -> Found:
 
 def _unstated_beginning(config: PipelineConfig) -> Found:
     for index, source in enumerate(config.sources):
-        if "consumer_group_initial_offset" not in source.model_fields_set:
+        if not {"consumer_group_initial_offset", "start_offsets", "start_group"} & source.model_fields_set:
             yield ("sources", index), "consumer_group_initial_offset is not given: the first start skips all that the topic holds"
 
 

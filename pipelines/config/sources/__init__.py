@@ -75,6 +75,7 @@ Topic = Annotated[
         matching(r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}$", "must be a Kafka topic name: at most 249 letters, digits, '.', '_' or '-'")
     ),
 ]
+Partition = Annotated[str, AfterValidator(matching(r"0|[1-9][0-9]{0,8}", "must be the number of a partition"))]
 
 
 class KafkaConnection(Model):
@@ -247,6 +248,16 @@ class KafkaSource(Model):
     consumer_group_initial_offset: Literal["earliest", "latest"] = theirs(
         "latest", "Where the first start begins; later starts resume where the pipeline stopped."
     )
+    start_offsets: dict[Partition, Annotated[int, Field(ge=0)]] = ours(
+        {},
+        "Where the first start begins instead: by partition, in quotes, the offset of the first record to read. "
+        "A partition that is not named begins at `consumer_group_initial_offset`.",
+    )
+    start_group: Text | None = ours(
+        None,
+        "Consumer group behind whose committed offsets the first start begins, to go on where another program has stopped. "
+        "A partition without one begins at `consumer_group_initial_offset`.",
+    )
     consumer_group: Text | None = ours(
         None, "Kafka consumer group that shows the progress to lag tools. Default: `tallyflow-<pipeline_id>`."
     )
@@ -296,6 +307,8 @@ class KafkaSource(Model):
         for index, name in enumerate(self.field_names):
             if name.startswith("_tf_"):
                 yield self._location(index), "names that start with _tf_ are reserved"
+        if self.start_group is not None and self.start_offsets:
+            yield ("start_group",), "does not go with start_offsets: the first start begins at one of them"
 
 
 if TYPE_CHECKING:

@@ -3,12 +3,14 @@
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from pipelines.config import KafkaSource, PipelineConfig
 from pipelines.connectors.kafka.client import KafkaTopic, RangeReader
 from pipelines.connectors.kafka.settings import client_settings
-from pipelines.connectors.sources import Ahead, Block, Words
+from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Block, Words
+from pipelines.counts import count_of
+from pipelines.errors import HaltError
 
 _LOSSES = "an unclean leader election, a restore, a power loss of a single broker"
 
@@ -26,8 +28,40 @@ class TopicSource(KafkaTopic):
         self._published: list[TopicPartition] = []
 
     def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return the present ends or the first offsets, as the source's `consumer_group_initial_offset` says."""
-        return self.ends(partitions) if self._source.consumer_group_initial_offset == "latest" else self.starts(partitions)
+        """Return the beginnings that the file names, for the others the present ends or the first offsets, as it says.
+
+        Raise HaltError for a partition or an offset that the topic does not have, and for a consumer group that has none, or still reads.
+        """
+        usual = self.ends(partitions) if self._source.consumer_group_initial_offset == "latest" else self.starts(partitions)
+        named = {int(partition): offset for partition, offset in self._source.start_offsets.items()}
+        if self._source.start_group is not None:
+            named = self._committed(self._source.start_group, partitions)
+        if missing := sorted(named.keys() - {*partitions}):
+            raise HaltError(f"starting: {self.words} has no partition {missing[0]}, which start_offsets names; correct the file")
+        for partition, end in self.ends(sorted(named)).items():
+            if named[partition] > end:
+                raise HaltError(
+                    f"starting: partition {partition} of {self.words} ends at offset {end}, so it cannot begin at {named[partition]}; the "
+                    "topic may be another one, or made anew: correct start_offsets or start_group"
+                )
+        return usual | named
+
+    def _committed(self, group: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the offsets that a consumer group without a member has committed; partitions without one are left out."""
+        doing = f"asking for consumer group {group}"
+        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(self._topic, partition) for partition in partitions])]
+        seconds = REQUEST_TIMEOUT_SECONDS
+        (described,) = self._result(doing, self._admin.describe_consumer_groups([group], request_timeout=seconds)).values()
+        if described.members:
+            raise HaltError(
+                f"starting: consumer group {group} of start_group still has {count_of(len(described.members), 'member')}, which would read "
+                "the same records; stop the program, wait until Kafka has noticed, and start again"
+            )
+        (found,) = self._result(doing, self._admin.list_consumer_group_offsets(asked, request_timeout=seconds)).values()
+        committed = {one.partition: one.offset for one in found.topic_partitions if one.offset >= 0}
+        if not committed:
+            raise HaltError(f"starting: consumer group {group} of start_group has committed no offset of {self.words}; correct its name")
+        return committed
 
     @property
     def _opened(self) -> RangeReader:

@@ -215,6 +215,11 @@ def test_defaults_are_glassflows() -> None:
     assert (config.buckets, config.on_error.rejected, config.sink.delivery) == (2, "dead_letter", "exactly_once")
 
 
+def test_a_first_start_begins_at_one_place() -> None:
+    both = changed("sources.0.start_group", "old", changed("sources.0.start_offsets", {"0": 7}))
+    assert "does not go with start_offsets" in faults_of(both)["sources[0].start_group"]
+
+
 def test_null_is_absent() -> None:
     document = MINIMAL | {"join": None, "transforms": None, "nats": None}
     assert parsed(document) == parsed(MINIMAL)
@@ -591,6 +596,8 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
         ("sources.0.topic", "a b", "sources[0].topic", "must be a Kafka topic name"),
         ("sources.0.topic", "..", "sources[0].topic", "must be a Kafka topic name"),
         ("sources.0.consumer_group_initial_offset", "first", "sources[0].consumer_group_initial_offset", "must be one of earliest, latest"),
+        ("sources.0.start_offsets", {"first": 1}, "sources[0].start_offsets.first", "must be the number of a partition"),
+        ("sources.0.start_offsets", {"0": -1}, "sources[0].start_offsets.0", "must be at least 0"),
         ("sources.0.on_data_loss", "ignore", "sources[0].on_data_loss", "must be one of halt, skip"),
         ("sources.0.connection_params.brokers", [], "sources[0].connection_params.brokers", "must not be empty"),
         ("sources.0.connection_params.brokers", "k:9092", "sources[0].connection_params.brokers", "must be a list"),
