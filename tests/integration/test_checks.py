@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewPartitions
-from support.kept_table import keep_table, remake_table
+from support.kept_table import caught_up_case, remake_table
 from support.pipeline_case import PipelineCase, wait_until
 from support.producer import make_producer
 
@@ -25,7 +25,7 @@ from pipelines.protocol.ledger import Chain, Entry, read_chain
 from pipelines.sink.chunks import chunks
 from pipelines.sink.leg import SinkLeg
 from pipelines.testing import SINGLE
-from resources.local.stack import SERVERS, LocalStack
+from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
 SQL_PASSING = [name for name in Checks.model_fields if name != "verification"]
@@ -45,19 +45,18 @@ def red(case: PipelineCase) -> dict[str, CheckResult]:
     return {name: verdict for name, verdict in look(case).items() if not verdict.passed}
 
 
+def prepared(case: PipelineCase) -> None:
+    case.write_file(with_dedup)
+    case.create_topic()
+    case.send_events(60)
+    case.warm_run()
+
+
 @pytest.fixture(scope="module")
 def caught_up(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineCase]:
     """A pipeline with dedup that has caught up with 60 events, and in `<table>_kept` what its table holds."""
-    if any(stack.server(name).pid is None for name in SERVERS):
-        stack.up()
-    made = PipelineCase(stack, tmp_path_factory.mktemp("caught-up"))
-    made.write_file(with_dedup)
-    made.create_topic()
-    made.send_events(60)
-    made.warm_run()
-    keep_table(made)
-    yield made
-    made.end()
+    with caught_up_case(stack, tmp_path_factory.mktemp("caught-up"), prepared) as made:
+        yield made
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.dedup_case import copies, event, keyed_by, timed_by
 from support.edited_case import alter, mapping
-from support.kept_table import keep_table, remake_table
+from support.kept_table import caught_up_case, keep_table, remake_table
 from support.pipeline_case import PipelineCase, wait_until
 from support.refused_case import make_strict
 
@@ -17,7 +17,7 @@ from pipelines.config import load
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import StreamState
 from pipelines.proof.verification.run import Request, Verifier
-from resources.local.stack import SERVERS, LocalStack
+from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
 
@@ -65,13 +65,8 @@ def prepared(case: PipelineCase, change: Callable[[dict[str, Any]], None] | None
 @pytest.fixture(scope="module")
 def caught_up(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineCase]:
     """A pipeline that is prepared; what its table holds is kept."""
-    if any(stack.server(name).pid is None for name in SERVERS):
-        stack.up()
-    made = PipelineCase(stack, tmp_path_factory.mktemp("caught-up"))
-    prepared(made)
-    keep_table(made)
-    yield made
-    made.end()
+    with caught_up_case(stack, tmp_path_factory.mktemp("caught-up"), prepared) as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,6 +1,23 @@
 """The table of a pipeline that has caught up, for tests that damage nothing else: what it held is kept beside it, and put back."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resources.local.stack import SERVERS, LocalStack
 from support.pipeline_case import PipelineCase
+
+
+@contextmanager
+def caught_up_case(stack: LocalStack, directory: Path, prepare: Callable[[PipelineCase], None]) -> Iterator[PipelineCase]:
+    """A pipeline that `prepare` has let catch up, with its table kept."""
+    if any(stack.server(name).pid is None for name in SERVERS):
+        stack.up()
+    made = PipelineCase(stack, directory)
+    prepare(made)
+    keep_table(made)
+    yield made
+    made.end()
 
 
 def keep_table(case: PipelineCase) -> None:
