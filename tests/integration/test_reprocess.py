@@ -154,6 +154,7 @@ def test_an_accepted_record_passes_dedup_again_its_copies_not(case: PipelineCase
         "late": 0,
         "rejected": [],
         "dropped": {},
+        "released": 0,
     }
     assert dlq(case, "reprocess", "--stage", "sink")["taken"] == 4
     case.warm_run()
