@@ -25,8 +25,10 @@ def fresh_database() -> Iterator[duckdb.DuckDBPyConnection]:
     name = f"fresh_{next(_numbers)}"
     with _opened().cursor() as connection:
         connection.execute(f"ATTACH ':memory:' AS {name}; USE {name}")
-        yield connection
-        connection.execute(f"USE memory; DETACH {name}")
+        try:
+            yield connection
+        finally:
+            connection.execute(f"USE memory; DETACH {name}")
 
 
 @cache
