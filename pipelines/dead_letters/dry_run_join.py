@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.inspect import KeyState
 from pipelines.process.arrivals import Arrived
-from pipelines.process.buckets import key_owners, live_runs, shares
+from pipelines.process.buckets import dedup_store, key_owners, live_runs, shares
 from pipelines.process.dedup import Deduplicated
 from pipelines.process.join.progress import TimedFrames
 from pipelines.process.join.rows import RIGHT_COLUMNS
@@ -76,7 +75,8 @@ def _without_copies(state: KeyState, lists: Lists, program: Program, rows: pa.Ta
     """Return the rows without the copies of each side, and the number of those."""
 
     def first_of_keys(place: str, dedup: Dedup, keys: pa.Table) -> Deduplicated:
-        store = KeyedStore(state.connections.segments(place))
+        name, _, bucket = place.rpartition("/")
+        store = dedup_store(state.connections, int(bucket), name)
         store.open(live_runs(lists, place))
         return dedup.first_of_keys(keys, store, None)[0]
 
