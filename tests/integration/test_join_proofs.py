@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.join_pipeline import MISSING, JoinPipeline, clean, report
 from support.pipeline_case import PipelineCase
+from support.purged_raw import purge_raw
 
 from pipelines.config import load
 from pipelines.proof.checks.run import Look
-from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
+from pipelines.proof.verification.open_lefts import PURGED_DECIDES
 from pipelines.proof.verification.result import UNCONFIRMED_LEFTS
 from pipelines.protocol.naming import source_of_subject
-from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import decode_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
@@ -142,17 +142,14 @@ def test_what_a_purged_right_record_decides_is_not_proven(case: PipelineCase) ->
     case.warm_run()
     pipeline.send("events", [1, 2, 3])
     case.warm_run()
-    below = record(case, "names", 1)[0] + 1
-    with closing(case.log()) as log:
-        log.purge(case.names.stream("raw"), case.names.subjects("raw"), below)
-        log.publish(case.names.purged("raw"), Purged(below).encode(), {}, 0)
+    purge_raw(case, record(case, "names", 1)[0] + 1)
     answer = report(case, "verify")
     assert (answer["verdict"], answer["findings"], answer["counts"]["rows"]) == ("not proven", [], 1)
-    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_RIGHTS, 2)]
+    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_DECIDES, 2)]
     answer = report(case, "audit")
     assert (answer["verdict"], answer["findings"]) == ("not proven", [])
     # The one of 1 has its row.
-    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_RIGHTS, 1)]
+    assert [(gap["what"], gap["count"]) for gap in answer["not_proven"]] == [(PURGED_DECIDES, 1)]
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 import json
 import random
 import shutil
+from contextlib import closing
 from typing import Any
 
 import pytest
 import yaml
-from support.join_pipeline import JoinPipeline, processed, rehearsed
+from support.join_pipeline import JoinPipeline, processed, rehearsed, report
 from support.pipeline_case import PipelineCase, wait_until
+from support.purged_raw import purge_raw
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 BEGIN_MS = 1_750_000_000_000
@@ -32,7 +34,7 @@ def assert_proven(case: PipelineCase) -> dict[str, Any]:
 def go_past(pipeline: JoinPipeline, at: float) -> None:
     """A record of each partition of both sides at a time of its own: all before it are decided."""
     for source, one in (("events", 900), ("names", 901)):
-        pipeline.send(source, [one, one], at_ms=seconds(at, at))
+        pipeline.send(source, [one] * pipeline.partitions, at_ms=seconds(*[at] * pipeline.partitions))
     pipeline.case.warm_run()
 
 
@@ -99,6 +101,46 @@ def test_a_quiet_topic_no_longer_holds_back_the_others(case: PipelineCase) -> No
     assert (counts["joined"], counts["waiting"]) == (2, 2)
     assert counts["marks"] > 0
     assert_proven(case)
+
+
+def of_three_partitions(case: PipelineCase, copies: tuple[str, str] | None) -> JoinPipeline:
+    """Left records that have met a right one, that met none, that are late, and that wait, each partition in frames of its own."""
+    pipeline = JoinPipeline(case, case.addresses, windows=("10s", "20s"), by_time=BY_TIME, unmatched="emit", copies=copies, partitions=3)
+    for text, ids, time in (("a ", [1, 2, 3], 0), ("b ", [1, 2, 7], 1)):
+        pipeline.send("names", ids, text, seconds(time, time, time))
+        case.warm_run()
+    pipeline.send("events", [1, 2, 3, 4, 5, 7], at_ms=seconds(*[2] * 6))
+    case.warm_run()
+    go_past(pipeline, 50)
+    pipeline.send("events", [1, 2, 3, 4, 5, 7], at_ms=seconds(49, 52, 53, 52, 10, 54))
+    case.warm_run()
+    go_past(pipeline, 100)
+    return pipeline
+
+
+@pytest.mark.parametrize("copies", [None, ("1h", "1h")], ids=["join", "dedup and join"])
+def test_a_purge_between_any_two_frames_accuses_nobody(case: PipelineCase, copies: tuple[str, str] | None) -> None:
+    of_three_partitions(case, copies)
+    with closing(case.log()) as log:
+        raw = log.state(case.names.stream("raw"))
+    assert raw
+    for below in range(7, raw.last_sequence + 1, 4):
+        purge_raw(case, below)
+        for command in ("verify", "audit"):
+            answer = report(case, command)
+            assert (below, command, answer["findings"]) == (below, command, [])
+
+
+def test_a_row_lost_behind_a_purge_is_named(case: PipelineCase) -> None:
+    of_three_partitions(case, None)
+    # Within the range of the first left records: those behind it are proven.
+    purge_raw(case, 15)
+    assert report(case, "verify")["verdict"] == "clean"
+    lost = f"id = 4 AND _tf_sequence = (SELECT max(_tf_sequence) FROM {case.table} WHERE id = 4)"
+    case.client().command(f"ALTER TABLE {case.table} DELETE WHERE {lost} SETTINGS mutations_sync = 2")
+    for command in ("verify", "audit"):
+        (finding,) = [one for one in report(case, command)["findings"] if one["place"] != "counts"]
+        assert (finding["kind"], finding["count"]) == ("missing", 1)
 
 
 @pytest.mark.parametrize("copies", [None, ("1h", "1h")], ids=["join", "dedup and join"])

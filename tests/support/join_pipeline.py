@@ -34,12 +34,13 @@ class JoinPipeline:
         unmatched: str = "drop",
         copies: tuple[str, str] | None = None,
         by_time: tuple[str, str] | None = None,
+        partitions: int = 2,
     ) -> None:
         """`copies`: the windows of a dedup of each side; a copy is a record with the same fields.
 
         `by_time`: records meet by their own `at`, in milliseconds; the allowed lateness, and when a partition is idle.
         """
-        self.case, self.there, self.partitions = case, there, 2
+        self.case, self.there, self.partitions = case, there, partitions
         self.topics = {"events": case.topic, "names": f"{case.topic}-names"}
         self.windows, self.unmatched, self.copies, self.by_time = windows, unmatched, copies, by_time
         keys = {"events": "id", "names": ["who.id", "name"]}

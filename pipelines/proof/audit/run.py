@@ -47,7 +47,7 @@ from pipelines.proof.readers.streams import Coordinates, Subjects
 from pipelines.proof.readers.table import count_rows, position_batches, row_batches, table_batches
 from pipelines.proof.verification.dropped import find_dropped
 from pipelines.proof.verification.loading import Source, snapshots_of
-from pipelines.proof.verification.open_lefts import PURGED_RIGHTS
+from pipelines.proof.verification.open_lefts import PURGED_DECIDES
 from pipelines.proof.verification.result import WAITING
 from pipelines.proof.verification.run import Request, Verifier
 from pipelines.proof.verification.span import load_configs, read_history
@@ -145,7 +145,8 @@ class Audit:
             subjects.settle(self._log, sys.maxsize if role == "duplicates" else below[role])
         # Kept duplicates are purged with the raw ranges that they come from.
         duplicates = min(self._streams["duplicates"].purged_to, below["raw"] - 1)
-        return max(duplicates, *(subjects.purged_to for role, subjects in self._streams.items() if role != "duplicates"))
+        # Behind a purge of raw the last frame of a quiet subject may stand alone; the ledger no longer tells of it.
+        return max(duplicates, below["raw"] - 1, *(one.purged_to for role, one in self._streams.items() if role != "duplicates"))
 
     def _to(self, leg: LegId) -> int:
         return self._chains[leg].to or 0
@@ -318,7 +319,7 @@ class Audit:
         unread = [codes[(sequences >= first) & (sequences <= last)] for first, last in dropped.unread]
         unsure = np.unique(np.concatenate([np.intersect1d(codes, dropped.unsure), *unread]))
         has_join = self._stage_config is not None and self._stage_config.join is not None
-        self._report.cannot_prove(PURGED_RIGHTS if has_join else "records that may be copies of one that is purged", len(unsure))
+        self._report.cannot_prove(PURGED_DECIDES if has_join else "records that may be copies of one that is purged", len(unsure))
         if len(copies):
             self._report.counts[DUPLICATE.label] = len(copies)
         proven = [copies, unsure]

@@ -42,8 +42,8 @@ class Dropped:
 
     `elsewhere`: the sink does not take them, others do.
 
-    `unsure` may be copies of purged records, or left records that have met one. `unread`: ranges of raw sequences, both inclusive, whose
-    records may all be copies: the event times before them are purged.
+    `unsure` may be copies of purged records, or left records that have met one. `unread`: ranges of raw sequences, both inclusive, of which
+    nothing is known: the event times before them are purged.
     """
 
     copies: RawPositions
@@ -74,6 +74,10 @@ def find_dropped(
             continue
         history = replace(source.history, plans=[plan for plan in source.history.plans if plan.first <= last])
         span = span_between(history, first, last, config, same_dedup_from(history, source.configs, config))
+        if span.first > first:
+            unread.append((first, min(last, span.first - 1)))
+        if span.first > last:
+            continue
         with reference_engine(directory) as engine:
             reference = Reference(engine, [])
             load_span(reference, replace(source, history=history), span, progress)

@@ -173,11 +173,9 @@ def _join(reference: Reference, source: Source, span: Span) -> None:
     parts = [(first, last, _of_plan(source, version, lookups)) for first, last, version, lookups in history.parts(*read)]
     if not parts or parts[-1][2].join is None:
         return
-    is_purged = not history.is_whole and span.read_from <= history.sequences[0]
-    purged_us = history.arrivals_us[0] if is_purged else None
     sequences = history.frames(*read)
     times_us = [history.arrival_us(sequence) for sequence in sequences]
-    arrivals = Arrivals(sequences, times_us, purged_us, history.confirmed_to, span.unread_us)
+    arrivals = Arrivals(sequences, times_us, span.purged_us, history.confirmed_to, span.unread_us)
     reference.join(arrivals, parts, span.bounds)
 
 

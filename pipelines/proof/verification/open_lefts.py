@@ -1,7 +1,7 @@
-"""Left records of a join of which something decides that was not read: purged, not confirmed by the sink, or not done by process.
+"""Records of a join about which something decides that was not read: purged, not confirmed by the sink, or not done by process.
 
-Their rows are neither missing nor extra, so they are in neither side of a comparison, and are counted here. A left record that waits by all
-that is on raw has no row: one that has is a finding.
+Left ones, and late ones of both sides. Their rows are neither missing nor extra, so they are in neither side of a comparison, and are
+counted here. A left record that waits by all that is on raw has no row: one that has is a finding.
 """
 
 import duckdb
@@ -16,7 +16,7 @@ from pipelines.proof.verification.result import EARLY_LEFTS, UNCONFIRMED_LEFTS, 
 from pipelines.proof.verification.table import examples_of
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, sequences_of
 
-PURGED_RIGHTS = "left records that may have met a right one of which the raw frame is purged"
+PURGED_DECIDES = "records of the join about which one may decide that is purged"
 _WITH_ROW = (
     "SELECT count(*) FROM parsed SEMI JOIN (FROM open_lefts WHERE why = ?) USING (position) "
     "WHERE stage IS NULL AND then_dropped IS NULL AND is_here"
@@ -30,7 +30,7 @@ def note_open_lefts(engine: duckdb.DuckDBPyConnection, report: Verification, has
     the same range is verified again.
     """
     counts = dict(engine.execute("SELECT why, count(*) FROM open_lefts GROUP BY why").fetchall())
-    report.cannot_prove(PURGED_RIGHTS, counts.get(PURGED, 0))
+    report.cannot_prove(PURGED_DECIDES, counts.get(PURGED, 0))
     report.cannot_prove(UNCONFIRMED_LEFTS, engine.execute(_WITH_ROW, [PENDING]).fetchall()[0][0])
     if has_end:
         report.cannot_prove(WAITING_LEFTS, counts.get(WAITS, 0))

@@ -234,10 +234,11 @@ class Reference:
             of_source = {"partitions_of_a_source": PARTITIONS_OF_A_SOURCE, "lateness_us": join.lateness_us}
             self._engine.execute(filled("reference/join_watermarks", before_us=_or_null(bounds.before.combined_us), **of_source))
         self._mark_copies(parts[-1][2].side_dedups, arrivals, bounds)
+        within = {"first": bounds.first, "last": bounds.last}
         if join.is_timed:
             self._engine.execute(filled("reference/mark_late_for_join", before_us=_or_null(bounds.before.combined_us)))
+            self._engine.execute(filled("reference/open_late", **within))
         self._trust_internal_errors("sides")
-        within = {"first": bounds.first, "last": bounds.last}
         for name in ("lefts", "rights"):
             self._engine.execute(filled(f"reference/{name}", **within))
         windows = {"left_window_us": join.windows.left_us, "right_window_us": join.windows.right_us}

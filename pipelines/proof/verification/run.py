@@ -17,6 +17,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
+from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.purged_rows import is_there, note_rows_by_number
@@ -158,7 +159,8 @@ class Verifier:
         with reference_engine(self._request.directory) as engine:
             span = compare(engine, subject)
         if span is not None:
-            self.report.arrivals, self.report.sequences = arrivals_of(subject.history, span), (span.first, span.last)
+            if span.first <= span.last:
+                self.report.arrivals, self.report.sequences = arrivals_of(subject.history, span), (span.first, span.last)
             if subject.has_positions:
                 self.find_strangers()
                 self._count_behind_purge(subject.history)
@@ -235,6 +237,7 @@ class Verifier:
         span = subject.span(request.since, request.until)
         if span is None:
             return None
+        self._note_unread(subject.history, span)
         table = TableSide(engine, self._sink, columns, config.position_columns)
         reference = Reference(engine, columns, request.with_kafka)
         seen = self._load(reference, subject, span)
@@ -361,6 +364,14 @@ class Verifier:
             oldest = instant(history.arrivals_us[0])
             if since is None or since < oldest:
                 self.report.leave_out(f"records that arrived before {oldest:%Y-%m-%d %H:%M:%S.%f} UTC: their raw frames are purged")
+
+    def _note_unread(self, history: History, span: Span) -> None:
+        """Note the raw frames of the range that are there, and of which event times decide that are purged."""
+        since = self._request.since
+        first = history.since(microseconds(since)) if since else history.sequences[0]
+        if first < span.first:
+            last = min(span.first - 1, span.last)
+            self.report.leave_out(f"records of raw frames {first}..{last}: event times before them, which decide about them, are purged")
 
     def _note_unconfirmed(self, confirmed_to: int, last_raw: int) -> None:
         """Note the raw frames of the range that the sink has not confirmed, and the waiting rows if the range has no end."""

@@ -78,6 +78,12 @@ class History:
         """Return the sequences of the frames between two, both inclusive."""
         return self.sequences[bisect_left(self.sequences, first) : bisect_right(self.sequences, last)]
 
+    @property
+    def readable(self) -> list[Plan]:
+        """The plans behind which every frame is there. A purge to make room, or one that was killed, has gone further than the ledger's."""
+        first = self.sequences[0] if self.sequences else 1
+        return [plan for plan in self.plans if plan.to >= first - 1]
+
     def segments(self, first: int, last: int) -> Iterator[tuple[int, int, str]]:
         """Yield (first sequence, last sequence, version) of the stretches with one configuration."""
         inside = [plan for plan in self.plans if max(plan.first, first) <= min(plan.to, last)]
@@ -120,7 +126,8 @@ class Span:
 
     From `first_replayed` on the reference finds the copies itself; the table shows which records before that were accepted. `before`: the
     watermarks before `read_from`. `behind`: with a join, frames are read up to this raw sequence, behind `last`, to see what they decide.
-    `unread_us`: by the records' own times, the newest one before `read_from`; None if no record there matters.
+    `purged_us`, of a join: the arrival of the last record before `read_from`, at most, and `unread_us`, by the records' own times, the
+    newest one there; None if no record there matters.
     """
 
     first: int
@@ -129,6 +136,7 @@ class Span:
     first_replayed: int
     before: Watermarks = NOTHING
     behind: int = 0
+    purged_us: int | None = None
     unread_us: int | None = None
 
     @property
@@ -227,9 +235,7 @@ def span_between(history: History, first: int, last: int, config: Program, same_
     if config.join is not None:
         if config.join.is_timed:
             return _of_join_by_time(history, first, last, config.join, has_dedups=bool(config.side_dedups))
-        span = _of_join(history, first, last, (config.join.windows.left_us, config.join.windows.right_us))
-        # No output shows which right records were accepted, so the copies are found from the first record on.
-        return replace(span, read_from=history.sequences[0], first_replayed=history.sequences[0]) if config.side_dedups else span
+        return _of_join(history, first, last, config.join, has_dedups=bool(config.side_dedups))
     if not config.dedup.key:
         return Span(first, last, first, first)
     if config.dedup.time_field:
@@ -237,16 +243,18 @@ def span_between(history: History, first: int, last: int, config: Program, same_
     return _by_arrival(history, first, last, config.dedup.window_us, same_dedup_from)
 
 
-def _of_join(history: History, first: int, last: int, windows_us: tuple[int, int]) -> Span:
-    """Return the span of a join of these windows, (left, right).
+def _of_join(history: History, first: int, last: int, join: Join, has_dedups: bool) -> Span:
+    """Return the span of a join by arrival.
 
     Right records up to one right window before the range may be joined with its left ones. Frames behind it decide what becomes of them, up
     to the first one at which all their windows have ended; those that process has not done are not there.
     """
-    left_us, right_us = windows_us
-    read_from = min(first, history.since(history.arrival_us(first) - right_us + 1))
-    behind = history.since(history.arrivals_us[bisect_right(history.sequences, last) - 1] + left_us)
-    return Span(first, last, read_from, read_from, behind=min(behind, history.last))
+    oldest = history.sequences[0]
+    # No output shows which right records were accepted, so the copies are found from the first record on.
+    read_from = oldest if has_dedups else min(first, history.since(history.arrival_us(first) - join.windows.right_us + 1))
+    behind = history.since(history.arrivals_us[bisect_right(history.sequences, last) - 1] + join.windows.left_us)
+    purged_us = None if history.is_whole or read_from > oldest else history.arrivals_us[0]
+    return Span(first, last, read_from, read_from, behind=min(behind, history.last), purged_us=purged_us)
 
 
 def _of_join_by_time(history: History, first: int, last: int, join: Join, has_dedups: bool) -> Span:
@@ -255,7 +263,7 @@ def _of_join_by_time(history: History, first: int, last: int, join: Join, has_de
     A record that is not late is never older than the watermark, so right records up to a right window before it do not matter. Frames
     behind the range decide what becomes of its left records, up to the plan behind which all their windows have ended.
     """
-    windows, before = join.windows, [plan for plan in history.plans if plan.to < first]
+    windows, before = join.windows, [plan for plan in history.readable if plan.to < first]
     start_us = before[-1].watermarks.combined_us if before else NEVER
     ended = [plan for plan in before if NEVER < plan.watermarks.newest_us <= start_us - windows.right_us]
     newest_us = next((plan.watermarks.newest_us for plan in history.plans if plan.to >= last), NEVER)
@@ -266,10 +274,10 @@ def _of_join_by_time(history: History, first: int, last: int, join: Join, has_de
     if history.is_whole:
         return Span(first, last, history.sequences[0], history.sequences[0], behind=behind)
     # Purged: what came before is known from the oldest plan on only.
-    oldest = history.plans[0]
+    oldest = history.readable[0]
     begin = oldest.to + 1
     unread_us = None if oldest.watermarks.newest_us == NEVER else oldest.watermarks.newest_us
-    return Span(max(first, begin), last, begin, begin, oldest.watermarks, behind, unread_us)
+    return Span(max(first, begin), last, begin, begin, oldest.watermarks, behind, history.arrival_us(begin), unread_us)
 
 
 def _by_arrival(history: History, first: int, last: int, window_us: int, same_dedup_from: int) -> Span:
@@ -291,7 +299,7 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
     Only plans hold the watermark.
     """
     expiry_us = config.dedup.lateness_us + config.dedup.window_us
-    before = [plan for plan in history.plans if plan.to < first]
+    before = [plan for plan in history.readable if plan.to < first]
     combined_us = before[-1].watermarks.combined_us if before else NEVER
     newest = [(plan, plan.watermarks.newest_us) for plan in before]
     expired = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - expiry_us]
@@ -300,8 +308,8 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
     if expired:
         return Span(first, last, expired[-1].to + 1, _settled(first, same_dedup_from), expired[-1].watermarks)
     # Purged: the newest time of the purged part is known from the oldest plan on only.
-    oldest = history.plans[0]
-    settled = [plan.to + 1 for plan in history.plans if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
+    oldest = history.readable[0]
+    settled = [plan.to + 1 for plan in history.readable if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
     return Span(
         max(first, oldest.to + 1),
         last,

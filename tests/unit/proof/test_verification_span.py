@@ -95,6 +95,14 @@ def test_by_event_behind_a_purge_the_first_plan_has_the_time() -> None:
     assert span_of(history(first=3), None, None, TIMED, 1) == Span(5, 10, 5, 9, marks(16))
 
 
+def test_by_event_a_purge_may_have_gone_further_than_the_ledger() -> None:
+    """To make room a purge ends within a range, and the ledger keeps the plans before it: what these tell is not that of frame 6."""
+    known = history()
+    cut = replace(known, sequences=known.sequences[5:], arrivals_us=known.arrivals_us[5:], is_whole=False)
+    assert span_of(cut, None, None, TIMED, 1) == Span(7, 10, 7, 11, marks(24))
+    assert span_of(cut, after(40), None, TIMED, 1) == Span(10, 10, 7, 11, marks(24)), "nor from a plan whose window is over"
+
+
 def test_by_event_what_a_slow_partition_holds_back_is_read() -> None:
     """The newest time up to frame 4 is 16 s, but the combined watermark stands at 20 s behind frame 8: 7 s may still be looked for."""
     known = history()
