@@ -25,7 +25,7 @@ from pipelines.cli.arguments import (
 )
 from pipelines.cli.made_rows import MadeRows, check_finished, made_rows, remake
 from pipelines.cli.stopping import stop_runners_of
-from pipelines.config import PipelineConfig, load
+from pipelines.config import PipelineConfig, load, pin_codes
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
@@ -149,7 +149,8 @@ def _asked(
     config = load(file, text=text)
     check_file(config)
     check_functions(config)
-    before, _ = as_it_ran(file, config)
+    before, started = as_it_ran(file, config)
+    pin_codes(before, started.codes)
     directory = directory_of(config)
     is_running, desired = bool(processes(directory)), read_desired(directory)
     with closing(JetStream(before.nats, streams=before.streams)) as log:

@@ -24,6 +24,7 @@ from pipelines.progress import Progress
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
+    from pipelines.engine.run_spec import RunSpec
     from pipelines.protocol.topology import LegId
 
 File = Annotated[
@@ -90,8 +91,8 @@ def _plain(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
-def as_it_ran(file: Path, config: PipelineConfig) -> tuple[PipelineConfig, str]:
-    """Return the pipeline as its last start on this host had it, and the text of the file then.
+def as_it_ran(file: Path, config: PipelineConfig) -> "tuple[PipelineConfig, RunSpec]":
+    """Return the pipeline as its last start on this host had it, with the functions' code of today, and that start.
 
     Raise HaltError if it was never started here.
     """
@@ -103,7 +104,7 @@ def as_it_ran(file: Path, config: PipelineConfig) -> tuple[PipelineConfig, str]:
             f"reading the file of the last start of {config.pipeline_id}: no start on this host is known; go to the host where it runs, or "
             "start the file with `tallyflow run`"
         )
-    return load(file, {**os.environ, **run.variables}, text=run.config_text), run.config_text
+    return load(file, {**os.environ, **run.variables}, text=run.config_text), run
 
 
 def directory_of(config: PipelineConfig) -> Path:

@@ -58,7 +58,8 @@ def run(
         text = file.read_text()
         config = load(file)
         if as_started:
-            config, text = as_it_ran(file, config)
+            config, started = as_it_ran(file, config)
+            text = started.config_text
         legs = selected(config, leg or ())
     if until_caught_up and drain:
         raise typer.BadParameter("give --until-caught-up or --drain")

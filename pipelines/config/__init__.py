@@ -8,12 +8,14 @@ The single source of truth for defaults, bounds and the rules between fields; do
     rules.py        rules between sections             partial.py      the sound part of a faulty file, for the rules
     faults.py       pydantic's errors in plain words   load.py         all of that, from text to PipelineConfig
     analysis.py     notes, version, shape, what this release cannot run
+    codes.py        the code of functions beside the file
     schema.py       JSON Schema of the file
 """
 
 from pipelines.config.alerts import Alerts
-from pipelines.config.analysis import document_of, notes, run_digest, shape_of, unsupported, version_of
+from pipelines.config.analysis import OTHER_SHAPE, document_of, notes, run_digest, shape_of, unsupported, version_of
 from pipelines.config.checks import Check, Checks
+from pipelines.config.codes import codes_of, pin_codes
 from pipelines.config.durations import format_duration, parse_duration, parse_size
 from pipelines.config.load import load, parse
 from pipelines.config.on_error import OnError
@@ -24,6 +26,7 @@ from pipelines.config.sources import KafkaConnection, KafkaSource
 from pipelines.config.transforms import DedupConfig
 
 __all__ = [
+    "OTHER_SHAPE",
     "Alerts",
     "Check",
     "Checks",
@@ -35,6 +38,7 @@ __all__ = [
     "NatsConnection",
     "OnError",
     "PipelineConfig",
+    "codes_of",
     "document_of",
     "format_duration",
     "json_schema",
@@ -43,6 +47,7 @@ __all__ = [
     "parse",
     "parse_duration",
     "parse_size",
+    "pin_codes",
     "run_digest",
     "shape_of",
     "unsupported",

@@ -313,6 +313,12 @@ def run_digest(text: str) -> str:
     return hashlib.sha256(json.dumps(acted_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+OTHER_SHAPE = (
+    "restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew, or from start_offsets on"
+)
+"""What to do where the shape of a file differs from that of its pipeline."""
+
+
 def shape_of(config: PipelineConfig) -> dict[str, Any]:
     """Return what may not change over a pipeline's life, as JSON values: buckets, streams, sinks, fallbacks, and of sources topic and keys.
 

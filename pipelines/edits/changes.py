@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from pipelines.config import PipelineConfig, shape_of
+from pipelines.config import PipelineConfig, codes_of, shape_of
 from pipelines.config.base import Effect
 from pipelines.config.differences import MISSING, Difference, differences
 from pipelines.config.text import leaves
@@ -17,10 +17,11 @@ class Need(IntEnum):
 
     NOTHING = 0
     RELOAD = 1
-    RESTART = 2
-    DRAIN = 3
-    REBUCKET = 4
-    NEW_PIPELINE = 5
+    FIRST_START = 2
+    RESTART = 3
+    DRAIN = 4
+    REBUCKET = 5
+    NEW_PIPELINE = 6
 
     @property
     def words(self) -> str:
@@ -30,6 +31,7 @@ class Need(IntEnum):
 _WORDS = {
     Need.NOTHING: "holds at once",
     Need.RELOAD: "without a restart",
+    Need.FIRST_START: "read by a first start only, so nothing changes for records",
     Need.RESTART: "from the next start on",
     Need.DRAIN: "after a drain",
     Need.REBUCKET: "rebucket",
@@ -53,10 +55,11 @@ class Change:
 
 
 _NEEDS: tuple[tuple[re.Pattern[str], Need], ...] = (
+    (re.compile(r"sources\[[^]]*\]\.(consumer_group_initial_offset|start_offsets|start_group)\b"), Need.FIRST_START),
     (re.compile(r"buckets$"), Need.REBUCKET),
     (re.compile(r"sinks?(\[[^]]*\])?\.(table|connection_params\.(host|port|http_port|database|secure))$"), Need.DRAIN),
 )
-"""What a change below a path needs that needs more than a restart."""
+"""What a change below a path needs where the field does not tell."""
 _BY_EFFECT = {Effect.AT_ONCE: Need.NOTHING, Effect.RELOAD: Need.RELOAD, Effect.RESTART: Need.RESTART}
 _UNSHOWN = re.compile(r"(^nats|^state_uri|connection_params|password|token|secret)\b")
 """Places whose values no message shows: they may hold credentials."""
@@ -64,13 +67,17 @@ _LONGEST = 60
 
 
 def changes(before: PipelineConfig, after: PipelineConfig) -> list[Change]:
-    """Return all differences, in the order of the file. What decides where state is stored comes first, and needs a new pipeline."""
+    """Return all differences, in the order of the file, behind them the functions whose code was edited.
+
+    What decides where state is stored comes first, and needs a new pipeline.
+    """
     old, new = dict(leaves(shape_of(before))), dict(leaves(shape_of(after)))
     fixed = [key for key in {**old, **new} if key != "buckets" and old.get(key) != new.get(key)]
     found = [Change(key, _text(key, old.get(key, MISSING)), _text(key, new.get(key, MISSING)), Need.NEW_PIPELINE) for key in fixed]
-    return found + [
-        Change(one.path, _text(one.path, one.before), _text(one.path, one.after), _need(one)) for one in differences(before, after)
-    ]
+    found += [Change(one.path, _text(one.path, one.before), _text(one.path, one.after), _need(one)) for one in differences(before, after)]
+    was, now = codes_of(before), codes_of(after)
+    edited = [name for name in was.keys() & now.keys() if was[name] != now[name]]
+    return found + [Change(f"the code of {name}", was[name][:16], now[name][:16], Need.RESTART) for name in sorted(edited)]
 
 
 def _need(difference: Difference) -> Need:

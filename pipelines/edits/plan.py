@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from pipelines.config import PipelineConfig
+from pipelines.config import OTHER_SHAPE, PipelineConfig
 from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.config.text import path_text
 from pipelines.connectors.nats.client import JetStream
@@ -144,7 +144,7 @@ def check_applicable(edit: Edit, pipeline: str, accepts_loss: bool) -> None:
         fixed = "; ".join(f"{change.path} {change}" for change in edit.changes if change.need == Need.NEW_PIPELINE)
         raise HaltError(
             f"changing pipeline {pipeline}: {fixed}. These decide where a record's state is stored and may not change while the pipeline "
-            "lives; restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew"
+            f"lives; {OTHER_SHAPE}"
         )
     if edit.problems:
         raise ConfigurationError(f"the tables of pipeline {pipeline} cannot be made to fit the mapping", edit.problems)

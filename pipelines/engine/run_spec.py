@@ -31,8 +31,8 @@ class RunSpec:
     `targets`: the offsets at which the run ends, by source and partition, None for a run without an end. `state_storage` is the directory
     or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for none. `resolved`: the
     `resolved_digest` of the driver's configuration, empty for any. `variables`: those that hold no secret, as the driver has them, empty
-    if they are not set. `file_version`: the version of the file's configuration
-    (`config.version_of`), to detect a later change of the file. `settings`: those that the runner has sent since, empty for the text's own.
+    if they are not set. `file_version`: the version of the file's configuration (`config.version_of`), to detect a later change of the
+    file. `settings`: those that the runner has sent since, empty for the text's own. `codes`: those of its functions (`config.codes_of`).
     """
 
     config_text: str
@@ -47,6 +47,7 @@ class RunSpec:
     targets: dict[str, dict[str, int]] | None = None
     variables: dict[str, str] = field(default_factory=dict)
     settings: str = ""
+    codes: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def beside(cls, config_text: str, config: PipelineConfig, state_storage: str = "") -> "RunSpec":

@@ -61,12 +61,12 @@ def load(log: Log, names: Names, version: str) -> Program:
     except (KeyError, TypeError, ValueError) as error:
         raise HaltError(f"reading configuration {version}: {error}; only Tallyflow may write to its streams") from error
     for digest in sorted(config.archives):
-        _load_code(log, names, digest)
+        load_code(log, names, digest)
     return config
 
 
-def _load_code(log: Log, names: Names, digest: str) -> None:
-    """Keep the code that a configuration names. Raise HaltError if it is missing, or is other code than the digest says."""
+def load_code(log: Log, names: Names, digest: str) -> None:
+    """Keep the code of a digest in this process. Raise HaltError if it is missing, or is other code than the digest says."""
     if is_kept(digest):
         return
     message = log.last(names.stream("ledger"), names.code(digest))

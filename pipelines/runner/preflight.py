@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
-from pipelines.config import PipelineConfig, shape_of
+from pipelines.config import OTHER_SHAPE, PipelineConfig, shape_of
 from pipelines.config.sinks import PIPELINE_COLUMN
 from pipelines.config.text import leaves
 from pipelines.connectors.nats.client import JetStream
@@ -147,7 +147,7 @@ def _shape_difference(pipeline: str, before: str, now: str) -> str:
     way = "; stop the pipeline and run `tallyflow rebucket`, or restore the old value" if changed == ["buckets"] else ""
     return (
         f"starting pipeline {pipeline}: {edits}. These decide where a record's state is stored and may not change while the pipeline lives"
-        f"{way or '; restore them, or give the changed pipeline another pipeline_id and another table: it reads the topic anew'}"
+        f"{way or f'; {OTHER_SHAPE}'}"
     )
 
 
@@ -174,8 +174,9 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
         f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds {count_of(count, 'row')} "
         f"{whose}. Nothing was started, because records that are already in the table would be doubled: name another table, or empty this "
         f"one (TRUNCATE TABLE {table.full_name}). If both pipelines are to write it, set "
-        "`shared_table: true` in both files. To keep the rows, set `existing_rows: keep` in the sink; audit, verify and the checks "
-        "will report them as extra"
+        "`shared_table: true` in both files. If this one goes on where another program has stopped, begin behind what that has read, "
+        "with `start_group` or `start_offsets` in the source, and set `existing_rows: keep` in the sink; audit, verify and the checks will "
+        "report the rows as extra"
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pipelines.config import PipelineConfig, parse, version_of
+from pipelines.config import PipelineConfig, codes_of, parse, version_of
 from pipelines.config.base import Effect
 from pipelines.config.differences import differences
 from pipelines.config.settings import settings_digest, settings_of, with_settings
@@ -92,7 +92,7 @@ class Reloads:
                 f"{doing}: {', '.join(fixed)} cannot change while it runs. It runs as before; `tallyflow diff FILE` shows what the edit "
                 "needs, and `tallyflow apply FILE` does it"
             )
-        if version_of(self._runner.config) != self._run.file_version:
+        if codes_of(self._runner.config) != self._run.codes:
             raise HaltError(
                 f"{doing}: the code of its functions is not that of its start. It runs as before; stop it and start it, which takes the "
                 "code and the settings"

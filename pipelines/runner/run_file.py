@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from pipelines.config import version_of
+from pipelines.config import codes_of, version_of
 from pipelines.config.variables import open_variables
 from pipelines.engine.run_spec import RUN_FILE, RunSpec, resolved_digest
 from pipelines.process import stage_config
@@ -38,6 +38,7 @@ def write_run(runner: "Runner", prepared: Prepared) -> RunSpec:
         resolved_digest(config),
         _targets_by_source(runner),
         open_variables(runner.text, os.environ),
+        codes=codes_of(config),
     )
     run.save(runner.own_directory / RUN_FILE)
     return run

@@ -146,6 +146,28 @@ def test_a_planned_range_keeps_the_code_from_before_an_edit(case: PipelineCase) 
     assert_proven(case, 21, 1)
 
 
+def test_an_edit_of_the_code_alone_is_told_and_applied(case: PipelineCase) -> None:
+    write(case)
+    case.create_topic()
+    case.send(events(20))
+    case.warm_run()
+    assert "is as it was at its last start" in case.invoke("diff", str(case.file)).stdout
+    write(case, source=SOURCE.replace("utf8_upper", "utf8_reverse").replace('"left out"', '"b"'))
+    said = case.invoke("diff", str(case.file))
+    assert (said.exit_code, "the code of own:f was " in said.stdout) == (1, True), said.output
+    # In a process of its own, which has to read the code from before.
+    compared = case.command("diff", str(case.file), "--from-raw", "1h", "--json")
+    assert compared.returncode == 1, compared.stderr
+    found = json.loads(compared.stdout)
+    assert (found["rows"]["old"], found["rows"]["gained"], found["rows"]["lost"]) == (14, 4, 2)
+    assert found["rows"]["changed"] == found["changed_columns"]["name"] == 12
+    assert case.invoke("apply", str(case.file), "--yes", "--no-start").exit_code == 0
+    case.send(events(10, first=20))
+    case.warm_run()
+    assert Counter(name for _, _, name, _ in case.rows())["tuo tfel"] == 2
+    assert "is as it was at its last start" in case.invoke("diff", str(case.file)).stdout
+
+
 def test_a_store_of_keys_from_a_function_is_rebuilt(case: PipelineCase) -> None:
     write(case, {**DEDUP, "config": {"key": "name", "time_window": "1h"}})
     case.create_topic(1)

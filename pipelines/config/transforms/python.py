@@ -37,6 +37,7 @@ class FunctionConfig(TransformConfig):
     timeout: Window = ours(timedelta(seconds=30), "Longest time of one call; a record on which it takes longer becomes a dead letter.")
     files: tuple[Text, ...] = ours((), "Further files that the code needs, by their paths below the directory of the pipeline file.")
     _directory: Path | None = PrivateAttr(None)
+    _pinned: str = PrivateAttr("")
 
     @property
     def directory(self) -> Path:
@@ -45,14 +46,30 @@ class FunctionConfig(TransformConfig):
             raise ValueError(f"function {self.function}: the pipeline file lies in no directory, so there is no code beside it")
         return self._directory
 
-    def code(self) -> str:
+    @property
+    def called_name(self) -> str:
+        """What names its code beside that of other functions: the function, and the files that it needs."""
+        return " ".join((self.function, *self.files))
+
+    def packed(self) -> str:
+        """Keep the archive of its code as it lies beside the file; return its digest, or that which is pinned.
+
+        Raise ValueError if the code cannot be read.
+        """
         # Inside the function: other files do without archives.
         from pipelines.functions.code import pack
 
+        return self._pinned or pack(self.directory, self.function.partition(":")[0], self.files)
+
+    def code(self) -> str:
         try:
-            return pack(self.directory, self.function.partition(":")[0], self.files)
+            return self.packed()
         except ValueError:
             return ""
+
+    def pin(self, code: str) -> None:
+        """Let the digest of earlier code stand for what lies beside the file today."""
+        self._pinned = code
 
     def locate(self, directory: Path) -> None:
         self._directory = directory

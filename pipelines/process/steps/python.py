@@ -52,15 +52,13 @@ class Python(Step):
     @classmethod
     def of_file(cls, config: Any, fields: Mapping[str, str], units: Mapping[str, str]) -> Self:
         from pipelines.functions.calls import HOSTS
-        from pipelines.functions.code import pack
 
         inputs = tuple((name, fields[name]) for name in config.input or fields)
         outputs = tuple((output.name, output.type) for output in config.output)
-        digest = pack(config.directory, config.function.partition(":")[0], config.files)
         timeout_ms = config.timeout // timedelta(milliseconds=1)
         mode = getattr(config, "mode", cls.modes[0])
         rows: Literal["one", "many"] = getattr(config, "rows", "one")
-        made = cls(config.function, digest, mode, inputs, outputs, timeout_ms, *cls.versions_here(), rows=rows)
+        made = cls(config.function, config.packed(), mode, inputs, outputs, timeout_ms, *cls.versions_here(), rows=rows)
         HOSTS.check(made.called)
         return made
 

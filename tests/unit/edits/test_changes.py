@@ -64,6 +64,12 @@ NEEDS = {
     "more lanes": (lambda d: d.update(lanes=2), Need.RESTART),
     "a look-up table": (lambda d: d.update(tables={"a": {"type": "csv", "uri": "a.csv", "key": "k", "refresh": "1m"}}), Need.RESTART),
     "a time of inserts": (lambda d: d["sink"].update(max_insert_time="10s"), Need.RESTART),
+    "where a first start begins": (lambda d: d["sources"][0].update(start_offsets={"0": 5}), Need.FIRST_START),
+    "behind whom a first start begins": (lambda d: d["sources"][0].update(start_group="old"), Need.FIRST_START),
+    "the end at which a first start begins": (
+        lambda d: d["sources"][0].update(consumer_group_initial_offset="earliest"),
+        Need.FIRST_START,
+    ),
     "settings and a window": (
         lambda d: (d["sink"].update(max_batch_size=5), d["transforms"][0]["config"].update(time_window="2h")),
         Need.RESTART,

@@ -114,7 +114,7 @@ def test_more_lanes_are_refused_and_fewer_taken(tmp_path: Path) -> None:
 
 
 def test_other_code_of_functions_is_refused(runner: Runner) -> None:
-    runner.reloads = Reloads(runner, replace(runner.run, file_version="that of other code"))  # type: ignore[arg-type]
+    runner.reloads = Reloads(runner, replace(runner.run, codes={"own:f": "a digest"}))  # type: ignore[arg-type]
     with pytest.raises(HaltError, match="the code of its functions is not that of its start"):
         runner.reload(EDITED)
 
