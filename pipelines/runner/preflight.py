@@ -174,9 +174,8 @@ def check_existing_rows(config: PipelineConfig, log: JetStream, sink: Sink, tabl
         f"starting pipeline {config.pipeline_id}: it has never sent a row, and table {table.full_name} holds {count_of(count, 'row')} "
         f"{whose}. Nothing was started, because records that are already in the table would be doubled: name another table, or empty this "
         f"one (TRUNCATE TABLE {table.full_name}). If both pipelines are to write it, set "
-        "`shared_table: true` in both files. If this one goes on where another program has stopped, begin behind what that has read, "
-        "with `start_group` or `start_offsets` in the source, and set `existing_rows: keep` in the sink; audit, verify and the checks will "
-        "report the rows as extra"
+        "`shared_table: true` in both files. If it continues where another program has stopped, set `start_group` or `start_offsets` "
+        "in the source, to begin there, and `existing_rows: keep` in the sink; audit, verify and the checks will report the rows as extra"
     )
 
 
