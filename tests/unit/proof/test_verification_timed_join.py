@@ -77,12 +77,18 @@ def batch(sequence: int, frame: Frame) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA)
 
 
-def joined(engine: duckdb.DuckDBPyConnection, history: History, span: Span | None = None, confirmed_to: int = 2**40) -> None:
-    """Join the frames of `span`, all if it is None."""
+def joined(
+    engine: duckdb.DuckDBPyConnection, history: History, span: Span | None = None, confirmed_to: int = 2**40, purged_below: int = 1
+) -> None:
+    """Join the frames of `span`, all if it is None, that are not purged."""
     last, config = len(history.frames), program(history)
     span = span or Span(1, last, 1, 1)
     reference = Reference(engine, compared_columns(config))
-    numbered = [(sequence, frame) for sequence, frame in enumerate(history.frames, 1) if span.read_from <= sequence <= span.read_to]
+    numbered = [
+        (sequence, frame)
+        for sequence, frame in enumerate(history.frames, 1)
+        if max(purged_below, span.read_from) <= sequence <= span.read_to
+    ]
     reference.load((batch(sequence, frame) for sequence, frame in numbered if frame.records), config)
     of_partitions = [(sequence, frame) for sequence, frame in numbered if frame.partition != NO_PARTITION]
     marks = [(sequence, partition, 0) for sequence, frame in numbered for partition in frame.idle]
@@ -121,9 +127,10 @@ def plans(history: History) -> list[Plan]:
 
 
 def ledger(history: History, first: int = 1) -> Ledger:
+    """The ledger with all of its plans: a purge of the frames below `first` may end within a range, before or behind that of the plans."""
     last = len(history.frames)
     arrivals = [START_US + sequence for sequence in range(first, last + 1)]
-    return Ledger([plan for plan in plans(history) if plan.to >= first], range(first, last + 1), arrivals, last, first == 1)
+    return Ledger(plans(history), range(first, last + 1), arrivals, last, first == 1)
 
 
 def test_the_rows_are_those_of_the_model(engine: duckdb.DuckDBPyConnection, history: History) -> None:
@@ -150,11 +157,34 @@ def test_behind_a_purge_nothing_wrong_is_claimed(engine: duckdb.DuckDBPyConnecti
     last = len(history.frames)
     of_ledger = ledger(history, last // 3 + 1)
     span = span_between(of_ledger, of_ledger.sequences[0], last, program(history), 1)
-    joined(engine, history, span)
+    joined(engine, history, span, purged_below=of_ledger.sequences[0])
     whole = {row.left: row.right for row in model(history).rows if row.left >= span.bounds.first}
     purged = {position for position, why in opened(engine).items() if why == "purged"}
     assert rows(engine) == {left: right for left, right in whole.items() if left not in purged}
     assert {left for left, right in whole.items() if right is not None and right < first_position(span.read_from)} <= purged
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        # The right partition is idle: it no longer holds back the watermark of the left one, which stands at 100.
+        (Frame(LEFT, ((1, 50),)), Frame(RIGHT, ((1, 40),)), Frame(NO_PARTITION, idle=frozenset({RIGHT})), Frame(LEFT, ((2, 100),))),
+        # It has stood at 100, and steps back for no record of a partition that was idle.
+        (
+            *(Frame(LEFT, ((1, 10),)), Frame(RIGHT, ((1, 10),)), Frame(NO_PARTITION, idle=frozenset({RIGHT}))),
+            *(Frame(LEFT, ((2, 100),)), Frame(RIGHT, ((2, 50),))),
+        ),
+    ],
+    ids=["idle before", "further before"],
+)
+def test_the_watermark_before_a_purge_still_holds(engine: duckdb.DuckDBPyConnection, frames: tuple[Frame, ...]) -> None:
+    behind = len(frames)
+    history = History(Windows(10, 10), (*frames, Frame(LEFT, ((3, 70),)), Frame(LEFT, ((4, 100),))), (behind - 1, behind + 1))
+    assert model(history).late == (1 if behind == 4 else 2)
+    of_ledger = ledger(history, behind)
+    joined(engine, history, span_between(of_ledger, behind, behind + 2, program(history), 1))
+    late = engine.execute("SELECT position >> 20 FROM parsed WHERE stage = 'join' ORDER BY 1").fetchall()
+    assert late == ([(behind + 1,)] if behind == 4 else [(behind,), (behind + 1,)])
 
 
 def test_what_is_decided_behind_the_confirmed_is_open(engine: duckdb.DuckDBPyConnection, history: History) -> None:
