@@ -53,7 +53,7 @@ def test_a_word_in_a_heading_comes_first(directory: Path) -> None:
     [
         ("it has never sent a row, and table", "halts-table.md"),
         ("has lost the positions of its records", "halts-records.md"),
-        ("rows still wait for the table", "halts-commands.md"),
+        ("rows still wait for the table", "halts-apply.md"),
     ],
 )
 def test_the_words_of_a_message_find_what_it_means(message: str, page: str) -> None:
