@@ -25,14 +25,15 @@ class Section:
     text: str
 
     def rank(self, words: list[str]) -> int:
-        """Return how well it fits: 0 if a word is missing, more for words in its heading, less for each time they stand in its text."""
-        heading, text = self.heading.lower(), self.text.lower()
+        """Return how well it fits: 0 if a word is missing, most for words in its heading or several as they stand."""
+        heading, text = self.heading.lower(), " ".join(self.text.lower().split())
         if any(word not in text and word not in heading for word in words):
             return 0
         in_heading = sum(bool(re.search(rf"\b{re.escape(word)}", heading)) for word in words)
         phrase = " ".join(words)
         in_text = min(sum(text.count(word) for word in words), 99) + 40 * min(text.count(phrase), 20)
-        return 1000 * (in_heading + (phrase in heading)) + 10 * in_text + (5 - self.depth)
+        as_they_stand = len(words) if len(words) > 1 and phrase in text else 0
+        return 1000 * (in_heading + (phrase in heading) + as_they_stand) + 10 * in_text + (5 - self.depth)
 
 
 def sections(directory: Path) -> Iterator[Section]:

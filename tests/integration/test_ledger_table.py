@@ -20,8 +20,7 @@ from pipelines.runner.status import snapshot
 from pipelines.sink.ledger_copier import LedgerCopier
 from pipelines.testing import LEGS
 
-MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
-SECTION = MONITORING.read_text(encoding="utf-8").split("\n## The ledger as a table\n")[1].split("\n## ")[0]
+PAGE = Path(__file__).parents[2] / "docs" / "ledger-table.md"
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +73,8 @@ def test_the_table_holds_every_entry_once_after_each_run(case: PipelineCase, mon
     (row,) = in_table(case, table, "leg, kind, range_to, counts['rows_out'], pipeline, epoch")[-1:]
     done = json.loads(entries(case)[-1].payload)
     assert row == ("sink", "done", str(done["to"]), done["counts"]["rows_out"], case.pipeline, 2)
-    per_hour, lag, reasons = (documented(case, table, query) for query in re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL))
+    queries = re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    per_hour, lag, reasons = (documented(case, table, query) for query in queries)
     counted = Counter[str]()
     for _, leg, rows_in, _ in per_hour:
         counted[leg] += rows_in

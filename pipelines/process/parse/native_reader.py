@@ -1,6 +1,6 @@
 """Reads JSON texts by our own C code: the rows that it surely understands, with the values that `json_reader` reads otherwise.
 
-It costs at most an eighth of what DuckDB takes (docs/benchmarks.md). Rows with any irregularity are left to DuckDB's way, which gives
+It costs at most an eighth of what DuckDB takes (docs/benchmarks-steps.md). Rows with any irregularity are left to DuckDB's way, which gives
 all reasons.
 """
 

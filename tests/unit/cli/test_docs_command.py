@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.app import app
 from pipelines.cli.docs import sections
+from pipelines.shipped import shipped
 
 PAGE = """# Dedup
 
@@ -45,6 +46,18 @@ def test_a_word_in_a_heading_comes_first(directory: Path) -> None:
     assert best("dedup") == "Dedup"
     assert best("null") == "Keys"
     assert best("dedup", "window") == "The window"
+
+
+@pytest.mark.parametrize(
+    ("message", "page"),
+    [
+        ("it has never sent a row, and table", "halts-table.md"),
+        ("has lost the positions of its records", "halts-records.md"),
+        ("rows still wait for the table", "halts-apply.md"),
+    ],
+)
+def test_the_words_of_a_message_find_what_it_means(message: str, page: str) -> None:
+    assert max(sections(shipped("docs")), key=lambda one: one.rank(message.lower().split())).page == page
 
 
 def test_all_words_must_be_there(directory: Path) -> None:
