@@ -17,7 +17,6 @@ from pipelines.cli.arguments import (
     SparkConf,
     UntilCaughtUp,
     announce,
-    as_it_ran,
     directory_of,
     errors_as_exit,
     out,
@@ -25,7 +24,7 @@ from pipelines.cli.arguments import (
 )
 from pipelines.cli.made_rows import MadeRows, check_finished, made_rows, remake
 from pipelines.cli.stopping import stop_runners_of
-from pipelines.config import PipelineConfig, load, pin_codes
+from pipelines.config import PipelineConfig, load
 from pipelines.config.load import read_text
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
@@ -141,6 +140,7 @@ def _asked(
     from pipelines.control.control import find_runners, processes, read_desired
     from pipelines.edits.apply import steps
     from pipelines.edits.changes import Need
+    from pipelines.edits.last_run import as_it_ran
     from pipelines.edits.plan import plan_edit
     from pipelines.proof.made_ranges import Made
     from pipelines.runner.file_checks import check_file, check_functions
@@ -149,9 +149,8 @@ def _asked(
     config = load(file, text=text)
     check_file(config)
     check_functions(config)
-    before, started = as_it_ran(file, config)
-    pin_codes(before, started.codes)
     directory = directory_of(config)
+    before, _ = as_it_ran(file, config, directory)
     is_running, desired = bool(processes(directory)), read_desired(directory)
     with closing(JetStream(before.nats, streams=before.streams)) as log:
         log.connect()

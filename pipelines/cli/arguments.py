@@ -1,7 +1,6 @@
 """What all commands share: arguments, the consoles, and errors as one message and an exit code."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,14 +16,13 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from pipelines.cli.default_file import VARIABLE, only_pipeline_file
-from pipelines.config import PipelineConfig, load
-from pipelines.errors import ConfigurationError, HaltError, TallyflowError
+from pipelines.config import PipelineConfig
+from pipelines.errors import ConfigurationError, TallyflowError
 from pipelines.home import default_home
 from pipelines.progress import Progress
 from pipelines.protocol.naming import Names
 
 if TYPE_CHECKING:
-    from pipelines.engine.run_spec import RunSpec
     from pipelines.protocol.topology import LegId
 
 File = Annotated[
@@ -89,22 +87,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
-
-
-def as_it_ran(file: Path, config: PipelineConfig) -> "tuple[PipelineConfig, RunSpec]":
-    """Return the pipeline as its last start on this host had it, with the functions' code of today, and that start.
-
-    Raise HaltError if it was never started here.
-    """
-    from pipelines.edits.last_run import last_run
-
-    run = last_run(directory_of(config))
-    if run is None:
-        raise HaltError(
-            f"reading the file of the last start of {config.pipeline_id}: no start on this host is known; go to the host where it runs, or "
-            "start the file with `tallyflow run`"
-        )
-    return load(file, {**os.environ, **run.variables}, text=run.config_text), run
 
 
 def directory_of(config: PipelineConfig) -> Path:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +11,13 @@ import typer
 from rich.table import Table
 
 from pipelines.cli.apply import show_edit
-from pipelines.cli.arguments import AsJson, as_it_ran, errors_as_exit, out
+from pipelines.cli.arguments import AsJson, directory_of, errors_as_exit, out
 from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for, opened_raw
-from pipelines.config import PipelineConfig, pin_codes
+from pipelines.config import PipelineConfig
 from pipelines.counts import count_of
 from pipelines.errors import NotSupportedError
-from pipelines.functions.code import is_kept
 
 if TYPE_CHECKING:
-    from pipelines.engine.run_spec import RunSpec
     from pipelines.preview.difference import Change, Difference
     from pipelines.preview.ends import Ending
     from pipelines.preview.stored import StoredFrames
@@ -82,8 +80,9 @@ def diff(
     with errors_as_exit(failure=2):
         edited = load_for(new or old, needs_servers=False)
         if new is None:
-            config, started = as_it_ran(old, edited)
-            _take_code_of(config, started)
+            from pipelines.edits.last_run import as_it_ran
+
+            config, _ = as_it_ran(old, edited, directory_of(edited))
         else:
             config = load_for(old, sample.needs_servers)
         programs = declared_program(config), declared_program(edited)
@@ -107,18 +106,6 @@ def diff(
             out.print(texts[stored.memory], markup=False, highlight=False, soft_wrap=True)
     if not found.is_none:
         raise typer.Exit(1)
-
-
-def _take_code_of(config: PipelineConfig, started: "RunSpec") -> None:
-    """Let the functions of the file as it ran have their code of then; the ledger has it where it was edited since."""
-    pin_codes(config, started.codes)
-    if edited := [code for code in started.codes.values() if not is_kept(code)]:
-        from pipelines.connectors.nats.client import JetStream
-        from pipelines.process.stage_config import load_code
-
-        with closing(JetStream(config.nats).connect()) as log:
-            for code in edited:
-                load_code(log, started.names, code)
 
 
 @contextmanager

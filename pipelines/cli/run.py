@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.arguments import File, Master, SparkConf, UntilCaughtUp, as_it_ran, errors_as_exit, selected
+from pipelines.cli.arguments import File, Master, SparkConf, UntilCaughtUp, directory_of, errors_as_exit, selected
 from pipelines.cli.narration import LogFormat, Narrator, own_output
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.control.control import find_runners
@@ -58,8 +58,9 @@ def run(
         text = file.read_text()
         config = load(file)
         if as_started:
-            config, started = as_it_ran(file, config)
-            text = started.config_text
+            from pipelines.edits.last_run import as_it_ran
+
+            config, text = as_it_ran(file, config, directory_of(config))
         legs = selected(config, leg or ())
     if until_caught_up and drain:
         raise typer.BadParameter("give --until-caught-up or --drain")

@@ -168,6 +168,20 @@ def test_an_edit_of_the_code_alone_is_told_and_applied(case: PipelineCase) -> No
     assert "is as it was at its last start" in case.invoke("diff", str(case.file)).stdout
 
 
+def test_a_drain_under_the_file_as_it_ran_takes_its_code(case: PipelineCase) -> None:
+    write(case)
+    case.create_topic()
+    case.send(events(20))
+    case.warm_run()
+    case.send(events(10, first=20))
+    case.warm_run(legs=("ingest",))
+    # Under the file as it ran all rows of a call with a further field would be rejected.
+    write(case, source=SOURCE.replace('"_row": rows', '"more": rows, "_row": rows'))
+    done = case.invoke("run", str(case.file), "--drain", "--as-started")
+    assert done.exit_code == 0, done.output
+    assert (case.count(), Counter(letter["code"] for letter in case.dead_letters())) == (21, Counter(python_error=3))
+
+
 def test_a_store_of_keys_from_a_function_is_rebuilt(case: PipelineCase) -> None:
     write(case, {**DEDUP, "config": {"key": "name", "time_window": "1h"}})
     case.create_topic(1)
