@@ -164,5 +164,5 @@ def _of_steps(made: Program, program: Program) -> Iterator[str]:
 
 
 def _making(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Return the steps that make values; the others decide which records get a row."""
-    return [step.encode() for step in steps if not step.drops]
+    """Return the steps that make values, functions too, though these may drop; the others decide which records get a row."""
+    return [step.encode() for step in steps if not step.drops or step.archives]

@@ -46,8 +46,10 @@ def check_ranges(history: History, configs: Mapping[str, Program], program: Prog
 
 
 def _deciding(program: Program) -> list[dict[str, Any]]:
-    """Return the sources, and the steps that decide which records get a row."""
-    return [{"source": source} for source in program.sources] + [step.encode() for step in program.steps if step.drops]
+    """Return the sources, and the steps that only decide which records get a row. What a function drops, it decides by its values."""
+    return [{"source": source} for source in program.sources] + [
+        step.encode() for step in program.steps if step.drops and not step.archives
+    ]
 
 
 def check_table(config: PipelineConfig, program: Program, table: Table, clickhouse: ClickHouse) -> None:

@@ -168,6 +168,31 @@ def test_an_edit_of_the_code_alone_is_told_and_applied(case: PipelineCase) -> No
     assert "is as it was at its last start" in case.invoke("diff", str(case.file)).stdout
 
 
+def test_rows_so_far_get_the_values_of_the_edited_code(case: PipelineCase) -> None:
+    write(case)
+    case.create_topic()
+    case.send(events(20))
+    case.warm_run()
+    assert {name for _, _, name, _ in case.rows()} == {*"ABCDEFG"}
+    # Of a record with a row it makes none: nothing is changed.
+    write(case, source=SOURCE.replace('"left out"', '"b"'))
+    refused = case.invoke("apply", str(case.file), "--reprocess", "--yes", "--no-start")
+    assert refused.exit_code == 1
+    assert "makes no row of 2 records that have one" in refused.stderr
+    # What was dropped stays so, though this code makes a row of it.
+    write(case, source=SOURCE.replace("utf8_upper", "utf8_lower").replace('"left out"', '"none"').replace('"raises"', '"never"'))
+    tried = case.invoke("apply", str(case.file), "--reprocess", "--dry-run")
+    assert "14 rows, made by other transforms" in tried.stdout
+    done = case.invoke("apply", str(case.file), "--reprocess", "--yes", "--no-start")
+    assert (done.exit_code, "14 rows made anew" in done.stderr) == (0, True), done.output
+    assert {name for _, _, name, _ in case.rows()} == {*"abcdefg"}
+    assert_proven(case, 14, 4)
+    case.send(events(10, first=20))
+    case.warm_run()
+    assert case.count() == 24
+    assert_proven(case, 24, 4)
+
+
 def test_a_drain_under_the_file_as_it_ran_takes_its_code(case: PipelineCase) -> None:
     write(case)
     case.create_topic()
