@@ -15,7 +15,7 @@ import psutil
 
 from pipelines.config import PipelineConfig, load
 from pipelines.connectors.clickhouse.client import ClickHouse
-from pipelines.connectors.clickhouse.settings import INSERT_SETTINGS
+from pipelines.connectors.clickhouse.settings import ROLLUP_INSERT_SETTINGS
 from pipelines.connectors.sinks.clickhouse import create_statement
 from pipelines.dashboard.figures import Choice, RollupFigures
 from pipelines.demo.examples import example_file
@@ -26,7 +26,7 @@ from resources.local.stack import LocalStack
 CHUNK_ROWS = 100_000
 RESTAURANTS, DISHES, CUSTOMERS, DAYS = 200, 40, 1_000_000, 8
 _LOOKS = 40
-_SETTINGS = {**INSERT_SETTINGS, "min_insert_block_size_rows": CHUNK_ROWS, "max_block_size": CHUNK_ROWS, "max_threads": 1}
+_SETTINGS = {**ROLLUP_INSERT_SETTINGS, "min_insert_block_size_rows": CHUNK_ROWS, "max_block_size": CHUNK_ROWS, "max_threads": 1}
 _ROWS = """
 INSERT INTO {table} (order_id, restaurant, dish, quantity, total, customer_id, ordered_at, _tf_sequence, _tf_ordinal)
 SELECT toString(n), concat('restaurant ', toString(h % {restaurants})), concat('dish ', toString(h % {restaurants} * {dishes} +

@@ -208,3 +208,19 @@ def test_a_joined_row_that_comes_late_is_counted(case: PipelineCase) -> None:
     with_rollup(case, "more")
     with pytest.raises(HaltError, match="behind a join, rows come later than rows of later positions"):
         case.warm_run()
+
+
+def test_inserts_add_nothing_up_where_there_is_a_rollup(case: PipelineCase) -> None:
+    """Two rows of one dish and bucket reach the top as they are, and a merge adds them up."""
+    orders = RollupCase(case, dish="LowCardinality(String)")
+    case.warm_run()
+    for target in ("5m_top_dishes", "5m_most_eaten"):
+        case.client().command(f"SYSTEM STOP MERGES {orders.rollup}_{target}")
+    case.send(json.dumps({**order(1), "id": number, "dish": "ramen"}).encode() for number in range(2))
+    case.warm_run()
+    query = f"SELECT count(), sum(amount) FROM {orders.rollup}_5m_top_dishes"
+    assert case.client().query(query).result_rows == [(2, 2)]
+    case.client().command(f"SYSTEM START MERGES {orders.rollup}_5m_top_dishes")
+    case.client().command(f"OPTIMIZE TABLE {orders.rollup}_5m_top_dishes FINAL")
+    assert case.client().query(query).result_rows == [(1, 2)]
+    assert orders.differences() == []

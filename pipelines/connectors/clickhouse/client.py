@@ -24,6 +24,7 @@ from pipelines.connectors.clickhouse.settings import (
     INSERT_SETTINGS,
     MAX_PARTITIONS_PER_INSERT,
     READ_SETTINGS,
+    ROLLUP_INSERT_SETTINGS,
     insert_log_comment,
     known_settings,
 )
@@ -180,10 +181,14 @@ class ClickHouse:
         text = filled("clickhouse/drop_table", database=quote_identifier(database), table=quote_identifier(name))
         self.command(f"dropping table {database}.{name}", text)
 
+    @property
+    def _insert_settings(self) -> Mapping[str, Any]:
+        return ROLLUP_INSERT_SETTINGS if self._sink.rollups else INSERT_SETTINGS
+
     def check_insert_settings(self) -> None:
         """Raise HaltError if the server rejects, or overrides, a setting that makes an insert one deduplicated block."""
         doing = "checking the settings of inserts"
-        settings = known_settings(self._connected.server_settings, INSERT_SETTINGS)
+        settings = known_settings(self._connected.server_settings, self._insert_settings)
         settings |= {"max_execution_time": math.ceil(self._sink.max_insert_time.total_seconds()), **insert_log_comment("tallyflow")}
         try:
             found = self._connected.query(statement("clickhouse/settings"), parameters={"names": list(settings)}, settings=settings)
@@ -242,7 +247,7 @@ class ClickHouse:
         if table not in self._written_as:
             self.columns(*table.split("."))
         names = [part for column in columns for part in self._written_as[table].get(column, (column,))]
-        settings = {**known_settings(client.server_settings, INSERT_SETTINGS), "insert_deduplication_token": token}
+        settings = {**known_settings(client.server_settings, self._insert_settings), "insert_deduplication_token": token}
         settings |= {"max_execution_time": max_execution_seconds, **insert_log_comment(work)}
         settings["max_partitions_per_insert_block"] = max_partitions
         try:

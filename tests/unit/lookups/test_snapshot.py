@@ -165,6 +165,28 @@ def test_ranges_of_unsigned_numbers_reach_their_end(engine: Engine) -> None:
     assert found(engine, snapshot, [], pa.array([0, 9, 10, top, 2**63], pa.uint64())) == ["low", "low", None, "high", "high"]
 
 
+@pytest.mark.parametrize("includes_end", [True, False])
+@pytest.mark.parametrize("keys", [0, 1, 2])
+def test_many_ranges_are_searched_in_blocks(engine: Engine, keys: int, includes_end: bool) -> None:
+    """More than the cache holds; the last range, which is open, has the largest number, too."""
+    count = 40_003
+    first = np.arange(count, dtype=np.int64) * 10
+    last: list[int | None] = [*(first[:-1] + 6).tolist(), None]
+    spec = TableSpec((Column("k", "string"),) if keys else (), Range("first", "last", "int64", includes_end), (NAME,))
+    names = [str(number) for number in range(count)]
+    rows = [
+        pa.table({"k": [key] * count, "first": first, "last": last, "name": [key + name for name in names]}) for key in "ab"[: keys or 1]
+    ]
+    snapshot = Snapshot(spec, snapshot_of(spec, pa.concat_tables(rows), engine))
+    asked = np.append(np.random.default_rng(1).integers(-20, count * 10, 5000), [-(2**63), -1, 0, 2**63 - 1])
+    for key in "ab"[: keys or 1]:
+        end = 6 if includes_end else 5
+        expected = [
+            f"{key}{min(at // 10, count - 1)}" if at >= 0 and (at % 10 <= end or at >= first[-1]) else None for at in asked.tolist()
+        ]
+        assert found(engine, snapshot, [[key] * len(asked)] if keys else [], pa.array(asked)) == expected
+
+
 KEYS = st.one_of(st.none(), st.sampled_from(["a", "b", "c", "", "ab"]))
 
 
