@@ -32,7 +32,7 @@ class RunSpec:
     or URI of the key stores. `accepted_config`: the version whose plans pass the rejection limit, empty for none. `resolved`: the
     `resolved_digest` of the driver's configuration, empty for any. `variables`: those that hold no secret, as the driver has them, empty
     if they are not set. `file_version`: the version of the file's configuration (`config.version_of`), to detect a later change of the
-    file. `settings`: those that the runner has sent since, empty for the text's own. `codes`: those of its functions (`config.codes_of`).
+    file. `settings`: those that the runner has sent since, empty for the text's own. `codes`: `config.codes_of` then.
     """
 
     config_text: str

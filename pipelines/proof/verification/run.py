@@ -17,7 +17,6 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.clickhouse.removal import removes_rows
 from pipelines.connectors.nats.client import JetStream
 from pipelines.errors import HaltError
-from pipelines.process.arrivals import microseconds
 from pipelines.process.program import Program
 from pipelines.progress import Progress, no_progress
 from pipelines.proof.purged_rows import is_there, note_rows_by_number
@@ -367,8 +366,7 @@ class Verifier:
 
     def _note_unread(self, history: History, span: Span) -> None:
         """Note the raw frames of the range that are there, and of which event times decide that are purged."""
-        since = self._request.since
-        first = history.since(microseconds(since)) if since else history.sequences[0]
+        first = history.first_since(self._request.since)
         if first < span.first:
             last = min(span.first - 1, span.last)
             self.report.leave_out(f"records of raw frames {first}..{last}: event times before them, which decide about them, are purged")

@@ -66,6 +66,10 @@ class History:
         index = bisect_left(self.arrivals_us, arrival_us)
         return self.sequences[index] if index < len(self.sequences) else self.last + 1
 
+    def first_since(self, since: datetime | None) -> int:
+        """Return the first sequence that arrived at an instant or later, None for the first of all; as `since`."""
+        return self.since(microseconds(since)) if since else (self.sequences[0] if self.sequences else 1)
+
     def arrival_us(self, sequence: int) -> int:
         """Return the arrival of the first frame from `sequence` on; of the last frame if none follows."""
         return self.arrivals_us[min(bisect_left(self.sequences, sequence), len(self.sequences) - 1)]
@@ -223,7 +227,7 @@ def span_of(history: History, since: datetime | None, until: datetime | None, co
 
     None if there is no such frame. `same_dedup_from`: as the function of that name.
     """
-    first = history.since(microseconds(since)) if since else (history.sequences[0] if history.sequences else 1)
+    first = history.first_since(since)
     last = history.confirmed_to if until is None else min(history.confirmed_to, history.since(microseconds(until)) - 1)
     if not history.frames(first, last):
         return None
@@ -263,7 +267,8 @@ def _of_join_by_time(history: History, first: int, last: int, join: Join, has_de
     A record that is not late is never older than the watermark, so right records up to a right window before it do not matter. Frames
     behind the range decide what becomes of its left records, up to the plan behind which all their windows have ended.
     """
-    windows, before = join.windows, [plan for plan in history.readable if plan.to < first]
+    windows, readable = join.windows, history.readable
+    before = [plan for plan in readable if plan.to < first]
     start_us = before[-1].watermarks.combined_us if before else NEVER
     ended = [plan for plan in before if NEVER < plan.watermarks.newest_us <= start_us - windows.right_us]
     newest_us = next((plan.watermarks.newest_us for plan in history.plans if plan.to >= last), NEVER)
@@ -274,7 +279,7 @@ def _of_join_by_time(history: History, first: int, last: int, join: Join, has_de
     if history.is_whole:
         return Span(first, last, history.sequences[0], history.sequences[0], behind=behind)
     # Purged: what came before is known from the oldest plan on only.
-    oldest = history.readable[0]
+    oldest = readable[0]
     begin = oldest.to + 1
     unread_us = None if oldest.watermarks.newest_us == NEVER else oldest.watermarks.newest_us
     return Span(max(first, begin), last, begin, begin, oldest.watermarks, behind, history.arrival_us(begin), unread_us)
@@ -299,7 +304,8 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
     Only plans hold the watermark.
     """
     expiry_us = config.dedup.lateness_us + config.dedup.window_us
-    before = [plan for plan in history.readable if plan.to < first]
+    readable = history.readable
+    before = [plan for plan in readable if plan.to < first]
     combined_us = before[-1].watermarks.combined_us if before else NEVER
     newest = [(plan, plan.watermarks.newest_us) for plan in before]
     expired = [plan for plan, newest_us in newest if newest_us == NEVER or newest_us <= combined_us - expiry_us]
@@ -308,8 +314,8 @@ def _by_event(history: History, first: int, last: int, config: Program, same_ded
     if expired:
         return Span(first, last, expired[-1].to + 1, _settled(first, same_dedup_from), expired[-1].watermarks)
     # Purged: the newest time of the purged part is known from the oldest plan on only.
-    oldest = history.readable[0]
-    settled = [plan.to + 1 for plan in history.readable if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
+    oldest = readable[0]
+    settled = [plan.to + 1 for plan in readable if plan.watermarks.combined_us - expiry_us >= oldest.watermarks.newest_us]
     return Span(
         max(first, oldest.to + 1),
         last,
