@@ -8,11 +8,11 @@ import pytest
 from confluent_kafka import TopicPartition
 from support.dedup_case import copies, event, keyed_by, timed_by
 from support.pipeline_case import PipelineCase, wait_until
+from support.purged_raw import note_purge
 from support.refused_case import make_strict
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
-from pipelines.protocol.purge import Purged
 from pipelines.protocol.records import decode_frame
 
 pytestmark = pytest.mark.integration
@@ -252,8 +252,7 @@ def purge(case: PipelineCase, role: str, frames_left: int) -> None:
         kept = sequences[-min(frames_left, len(sequences))]
         log.purge(stream, subject, kept)
         below = max(below, kept)
-    mark = log.last(case.names.stream("ledger"), case.names.purged(role))
-    log.publish(case.names.purged(role), Purged(below).encode(), {}, mark.sequence if mark else 0)
+    note_purge(log, case.names, role, below)
     log.close()
 
 

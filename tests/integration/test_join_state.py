@@ -9,9 +9,9 @@ import pytest
 from support.dedup_case import key_state
 from support.join_pipeline import JoinPipeline, processed
 from support.pipeline_case import PipelineCase
+from support.purged_raw import note_purge
 
 from pipelines.maintenance.rebuild_join import JoinRebuilding
-from pipelines.protocol.purge import Purged
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
@@ -39,7 +39,7 @@ def lose_the_stores(case: PipelineCase) -> None:
 def purge_the_first_raw_message(case: PipelineCase) -> None:
     with closing(case.log()) as log:
         log.purge(case.names.stream("raw"), case.names.subjects("raw"), 2)
-        log.publish(case.names.purged("raw"), Purged(2).encode(), {}, 0)
+        note_purge(log, case.names, "raw", 2)
 
 
 def refusal(case: PipelineCase, *arguments: str) -> str:
