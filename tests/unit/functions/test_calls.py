@@ -54,6 +54,27 @@ def test_a_row_function_gets_dicts_and_none_drops(write: Write, hosts: Hosts) ->
     assert values(hosts.call(write(source, mode="row"), ids(1, 2, 3))) == {0: 2, 2: 4}
 
 
+def test_a_function_that_needs_no_pandas_has_none(write: Write, hosts: Hosts) -> None:
+    source = "import sys\ndef f(record):\n    return {'x': 'pandas' in sys.modules}\n"
+    assert values(hosts.call(write(source, mode="row", outputs=(("x", "bool"),)), ids(1, 2))) == {0: False, 1: False}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pandas as pd\ndef f(batch):\n    {}\n",
+        "def f(batch):\n    import pandas as pd\n    {}\n",
+        "def f(batch):\n    pd = __import__('importlib').import_module('pandas')\n    {}\n",
+    ],
+)
+def test_pandas_may_be_imported_at_any_time(write: Write, hosts: Hosts, source: str) -> None:
+    # PyArrow takes a Series apart only once it knows pandas: its NaN is null then, and pandas' own times keep their nanoseconds.
+    returned = "frame = batch.to_pandas(); assert pd.__spec__.loader is pd.__loader__ and pd.__version__"
+    made = "return pa.record_batch({'x': pa.array(pd.Series([1.5, None][: len(frame)]))})"
+    series_first = source.format(f"series = pa.array(pd.Series([1.0, None])); assert series.null_count == 1\n    {returned}\n    {made}")
+    assert values(hosts.call(write(series_first, outputs=(("x", "float"),)), ids(1, 2))) == {0: 1.5, 1: None}
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
