@@ -26,6 +26,8 @@ from resources.local.stack import LocalStack
 CHUNK_ROWS = 100_000
 RESTAURANTS, DISHES, CUSTOMERS, DAYS = 200, 40, 1_000_000, 8
 _LOOKS = 40
+_QUIET_LOOKS = 30
+"""Looks in a row, 0.1 s apart, at which nothing is merged: the server looks for parts to merge every few seconds at most."""
 _SETTINGS = {**ROLLUP_INSERT_SETTINGS, "min_insert_block_size_rows": CHUNK_ROWS, "max_block_size": CHUNK_ROWS, "max_threads": 1}
 _ROWS = """
 INSERT INTO {table} (order_id, restaurant, dish, quantity, total, customer_id, ordered_at, _tf_sequence, _tf_ordinal)
@@ -61,14 +63,14 @@ def measure(stack: LocalStack, rows: int) -> RollupCosts:
         state = RollupState(config, clickhouse)
         table = config.sink.table
         clickhouse.command("creating the table", create_statement(config))
-        plain = _cpu_of(stack, lambda: _insert(clickhouse, table, rows))
+        plain = _cpu_of(stack, lambda: _insert_and_merge(clickhouse, table, rows))
         found.fill_seconds = _filled(clickhouse, state)
         for relation in reversed(rollups_of(config)[0].relations):
             clickhouse.drop_table("default", relation)
         clickhouse.command("emptying the table", f"TRUNCATE TABLE {table}")
         for statement in state.statements.all(0):
             clickhouse.command("creating the rollup", statement)
-        with_views = _cpu_of(stack, lambda: _insert(clickhouse, table, rows))
+        with_views = _cpu_of(stack, lambda: _insert_and_merge(clickhouse, table, rows))
         found.plain_us, found.views_us = 1e6 * plain / rows, 1e6 * (with_views - plain) / rows
         _ask(found, config, clickhouse)
         found.look_ms = _milliseconds(state.cuts)
@@ -89,6 +91,16 @@ def _tables(stack: LocalStack) -> Iterator[tuple[PipelineConfig, ClickHouse]]:
                 clickhouse.drop_table("default", relation)
 
 
+def _insert_and_merge(clickhouse: ClickHouse, table: str, rows: int) -> None:
+    """Insert the orders; return when ClickHouse has merged what it merges of its own accord."""
+    _insert(clickhouse, table, rows)
+    quiet = 0
+    while quiet < _QUIET_LOOKS:
+        ((merges,),) = clickhouse.rows("looking for merges", f"SELECT count() FROM system.merges WHERE startsWith(table, '{table}')")
+        quiet = 0 if merges else quiet + 1
+        time.sleep(0.1)
+
+
 def _insert(clickhouse: ClickHouse, table: str, rows: int) -> None:
     numbers = {"restaurants": RESTAURANTS, "dishes": DISHES, "customers": CUSTOMERS, "step_us": DAYS * 86_400_000_000 // rows}
     for first in range(0, rows, CHUNK_ROWS):
@@ -97,11 +109,10 @@ def _insert(clickhouse: ClickHouse, table: str, rows: int) -> None:
 
 
 def _cpu_of(stack: LocalStack, work: Callable[[], None]) -> float:
-    """Return the CPU seconds of ClickHouse during the work, and one second of merges behind it."""
+    """Return the CPU seconds of ClickHouse during the work."""
     server = psutil.Process(int(stack.server("clickhouse").pid or 0))
     before = server.cpu_times()
     work()
-    time.sleep(1)
     after = server.cpu_times()
     return float(after.user + after.system - before.user - before.system)
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from decimal import Decimal
-from importlib.abc import Loader, MetaPathFinder
+from functools import partial
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from math import isfinite
@@ -311,7 +312,7 @@ def _family(kind: pa.DataType) -> str:
     return "instant" if pa.types.is_timestamp(kind) and kind.tz else str(kind)
 
 
-class _LatePandas(MetaPathFinder, Loader):
+class _LatePandas(MetaPathFinder):
     """Finds pandas unless it is hidden, and has PyArrow look for it again once it is imported."""
 
     is_hidden = True
@@ -323,28 +324,23 @@ class _LatePandas(MetaPathFinder, Loader):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         sys.meta_path.remove(self)
         found = find_spec(fullname)
-        if found is not None:
-            self._loader, found.loader = found.loader, self
+        if found is not None and found.loader is not None:
+            found.loader.exec_module = partial(_import_pandas, found.loader.exec_module)  # type: ignore[method-assign]
         return found
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec) if self._loader else None
 
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None and self._loader is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        # A pandas too old for PyArrow is the function's to use all the same.
-        with suppress(ImportError):
-            _ = pa.lib._pandas_api.pd
+def _import_pandas(run: Callable[[ModuleType], None], module: ModuleType) -> None:
+    run(module)
+    # A pandas too old for PyArrow is the function's to use all the same.
+    with suppress(ImportError):
+        _ = pa.lib._pandas_api.pd
 
 
 def _leave_out_pandas() -> None:
     """Keep PyArrow from importing pandas for its first conversion: 0.2 s and 45 MB of a function that never uses it."""
-    if "pandas" not in sys.modules:
-        sys.meta_path.insert(0, finder := _LatePandas())
-        pa.array([0])
-        finder.is_hidden = False
+    sys.meta_path.insert(0, finder := _LatePandas())
+    pa.array([0])
+    finder.is_hidden = False
 
 
 def main(load: Load) -> None:

@@ -69,7 +69,7 @@ def test_a_function_that_needs_no_pandas_has_none(write: Write, hosts: Hosts) ->
 )
 def test_pandas_may_be_imported_at_any_time(write: Write, hosts: Hosts, source: str) -> None:
     # PyArrow takes a Series apart only once it knows pandas: its NaN is null then, and pandas' own times keep their nanoseconds.
-    returned = "frame = batch.to_pandas(); assert pd.__spec__.loader is pd.__loader__ and pd.__version__"
+    returned = "frame = batch.to_pandas()"
     made = "return pa.record_batch({'x': pa.array(pd.Series([1.5, None][: len(frame)]))})"
     series_first = source.format(f"series = pa.array(pd.Series([1.0, None])); assert series.null_count == 1\n    {returned}\n    {made}")
     assert values(hosts.call(write(series_first, outputs=(("x", "float"),)), ids(1, 2))) == {0: 1.5, 1: None}
@@ -154,7 +154,7 @@ def test_a_host_that_leaks_is_started_anew_between_calls(write: Write) -> None:
         "import os\nkept = []\ndef f(batch):\n    kept.append(b'1' * (len(batch) * 200 << 20))\n"
         "    return pa.record_batch({'x': pa.array([os.getpid()] * len(batch), pa.int64())})\n"
     )
-    host = Host(write(source), Limits(restart_bytes=500 * 1024 * 1024))
+    host = Host(write(source), Limits(restart_bytes=450 * 1024 * 1024))
     try:
         pids = [host.call(ids(1).to_batches()[0]).rows.column("x")[0].as_py() for _ in range(6)]
     finally:
