@@ -9,7 +9,7 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.sinks import Sink, Table
 from pipelines.connectors.sql import statement
 from pipelines.errors import HaltError, InvariantError
-from pipelines.rollups.ddl import MERGE_SETTING, RollupStatements
+from pipelines.rollups.ddl import MERGE_SETTINGS, RollupStatements
 from pipelines.rollups.feeds import Feed, needed_positions
 
 ABSENT = -1
@@ -83,10 +83,9 @@ class RollupState:
 
     def creates_targets(self) -> dict[str, str]:
         """Return the statement of each target, as this server can run it."""
-        found = self.clickhouse.rows(
-            "looking for a setting of merges", statement("rollups/knows_table_setting"), {"setting": MERGE_SETTING}
-        )
-        return {feed.target: self.statements.create_target(feed, merges_many=bool(found)) for feed in self.statements.feeds}
+        asked = {"names": list(MERGE_SETTINGS)}
+        known = {name for (name,) in self.clickhouse.rows("looking for settings of merges", statement("rollups/known_settings"), asked)}
+        return {feed.target: self.statements.create_target(feed, known) for feed in self.statements.feeds}
 
     def filled(self, stream_id: str) -> dict[str, list[Filled]]:
         """Return the progress of the last attempt by target, as it was noted for the pipeline of this out stream.

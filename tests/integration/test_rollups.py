@@ -41,9 +41,9 @@ def test_the_windows_of_a_rollup_equal_duckdb_over_kafka(case: PipelineCase) -> 
     assert left == []
 
 
-def test_a_server_without_a_setting_gets_targets_without_it(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_gets_only_settings_that_it_knows(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """And tops of a dictionary without NULL; the rows that ClickHouse refuses are in no rollup."""
-    monkeypatch.setattr(pipelines.rollups.state, "MERGE_SETTING", "no_setting_of_this_server")
+    monkeypatch.setattr(pipelines.rollups.state, "MERGE_SETTINGS", {"no_setting_of_this_server": 1, "merge_selector_base": 24})
     orders = RollupCase(case, dish="LowCardinality(String)")
     case.warm_run()
     case.client().command(f"ALTER TABLE {case.table} ADD CONSTRAINT cheap CHECK total < 49")
@@ -51,7 +51,7 @@ def test_a_server_without_a_setting_gets_targets_without_it(case: PipelineCase, 
         orders.send(count)
         case.warm_run()
     (made,) = case.client().query(f"SELECT create_table_query FROM system.tables WHERE name = '{orders.rollup}_5m'").result_rows
-    assert "min_parts_to_merge_at_once" not in made[0]
+    assert ("min_parts_to_merge_at_once" in made[0], "merge_selector_base" in made[0]) == (False, True)
     assert len([letter for letter in case.dead_letters() if letter["stage"] == "sink"]) > 5
     assert type_of_items(orders) == "LowCardinality(String)"
     assert orders.differences(where="total < 49 AND dish IS NOT NULL") == []
