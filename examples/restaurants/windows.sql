@@ -18,7 +18,7 @@ figures AS (
         count(*) AS orders,
         sum(total) AS sales,
         count(DISTINCT customer) AS customers,
-        list_sort(list(total))[ceil(0.95::DOUBLE * count(*))::BIGINT] AS large_order
+        list_sort(list(total))[1 + floor(0.95::DOUBLE * count(*))::BIGINT] AS large_order
     FROM inside
     GROUP BY restaurant
 ),

@@ -65,14 +65,14 @@ class RollupFigures:
         }
 
     def _described(self, measure: Measure) -> dict[str, Any]:
-        is_estimated = measure.kind == "quantile" or (measure.unique is not None and measure.unique.method == "hll")
+        counted = measure.unique or measure.quantile
         return {
             "name": measure.name,
             "label": measure.label or measure.name.replace("_", " ").capitalize(),
             "unit": measure.unit or "",
             "kind": measure.kind,
             "scale": self._scale(measure),
-            "is_estimated": is_estimated,
+            "is_estimated": counted is not None and counted.method != "exact",
             "is_additive": measure.kind in ADDITIVE,
         }
 

@@ -33,6 +33,7 @@ def assert_clean_and_compared_whole(orders: RollupCase) -> None:
 OTHER_STATES = {
     "customers": "uniqCombined64State(CAST(number, 'Nullable(UInt32)'))",
     "customers_exact": "uniqExactState(CAST(number, 'Nullable(UInt32)'))",
+    "p90_exact": "quantileExactState(0.9)(CAST(number + 1000, 'Nullable(Float64)'))",
     "p95": "quantileBFloat16State(0.95)(CAST(number + 1000, 'Nullable(Float64)'))",
 }
 

@@ -20,6 +20,7 @@ MEASURES: list[dict[str, Any]] = [
     {"as": "customers", "unique": {"column": "customer"}},
     {"as": "customers_exact", "unique": {"column": "customer", "method": "exact"}},
     {"as": "p95", "quantile": {"column": "total", "q": 0.95}},
+    {"as": "p90_exact", "quantile": {"column": "total", "q": 0.9, "method": "exact"}},
 ]
 ROLLUP: dict[str, Any] = {"group_by": ["restaurant"], "time": "ordered_at", "as_of": "newest", "measures": MEASURES}
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -109,17 +110,17 @@ class RollupCase:
             (window, restaurant): row
             for window, restaurant, *row in client.query(
                 "SELECT window, restaurant, toUnixTimestamp64Second(as_of), orders, sales, portions, top_dishes, most_eaten, customers, "
-                f"customers_exact, p95 FROM {self.rollup}_now"
+                f"customers_exact, p95, p90_exact FROM {self.rollup}_now"
             ).result_rows
         }
         wanted = dict(self._wanted(engine, until, where))
         differing = [f"{key}: no window" for key in wanted.keys() - found.keys()]
         differing += [f"{key}: too many" for key in found.keys() - wanted.keys()]
         for key in wanted.keys() & found.keys():
-            *exact, estimated, quantile = wanted[key]
-            as_of, *figures, hll, customers, p95 = found[key]
-            if [as_of, *figures, customers] != [until, *exact]:
-                differing.append(f"{key}: {[until, *exact]} in Kafka, {[as_of, *figures, customers]} in ClickHouse")
+            *exact, estimated, p90_wanted, quantile = wanted[key]
+            as_of, *figures, hll, customers, p95, p90 = found[key]
+            if [as_of, *figures, customers, p90] != [until, *exact, p90_wanted]:
+                differing.append(f"{key}: {[until, *exact, p90_wanted]} in Kafka, {[as_of, *figures, customers, p90]} in ClickHouse")
             if abs(hll - estimated) > max(1, 0.02 * estimated):
                 differing.append(f"{key}: {hll} for {estimated} customers")
             if abs(p95 - quantile) > 0.0079 * quantile:
@@ -130,13 +131,14 @@ class RollupCase:
     def _wanted(self, engine: duckdb.DuckDBPyConnection, until: int, where: str) -> Iterator[tuple[tuple[str, str], list[Any]]]:
         for window, seconds in WINDOWS.items():
             inside = f"bucket >= {until} - {seconds} AND {where}"
-            # The first value that this share of all values does not exceed.
+            # The sketch's is the first value that this share of all does not exceed; below the exact one is this share of them.
             query = f"""
                 SELECT restaurant, count(*), sum(total), sum(quantity), count(DISTINCT customer),
+                    list_sort(list(total))[1 + floor(0.9::DOUBLE * count(*))::BIGINT]::DOUBLE,
                     list_sort(list(total))[ceil(0.95::DOUBLE * count(*))::BIGINT]::DOUBLE
                 FROM orders WHERE {inside} GROUP BY restaurant
             """
-            for restaurant, orders, sales, portions, customers, quantile in engine.execute(query).fetchall():
+            for restaurant, orders, sales, portions, customers, *quantiles in engine.execute(query).fetchall():
                 tops = [
                     engine.execute(
                         f"SELECT dish AS item, {amount} AS amount FROM orders WHERE {inside} AND restaurant = ? AND dish IS NOT NULL "
@@ -146,7 +148,7 @@ class RollupCase:
                     for amount, n in (("count(*)", 3), ("sum(quantity)", 2))
                 ]
                 pairs = [[{"item": item, "amount": int(amount)} for item, amount in top] for top in tops]
-                yield (window, restaurant), [orders, Decimal(sales), int(portions), *pairs, customers, customers, quantile]
+                yield (window, restaurant), [orders, Decimal(sales), int(portions), *pairs, customers, customers, *quantiles]
 
     def _differing_buckets(self, engine: duckdb.DuckDBPyConnection, where: str) -> list[str]:
         found = self.case.client().query(

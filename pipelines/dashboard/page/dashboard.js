@@ -88,6 +88,7 @@ function showChoices() {
   byId("title").textContent = state.group.length ? state.group.join(" · ") : rollup.name;
   document.title = `${byId("title").textContent} – ${state.title}`;
   byId("rollup-field").hidden = rollups.length < 2;
+  byId("estimates").hidden = !rollup.measures.some((measure) => measure.is_estimated);
   byId("group-name").textContent = rollup.groups.join(", ").replaceAll("_", " ");
   const windows = rollup.windows.map((one) => [one.name, windowWords(one.name, one.seconds)]);
   choices(byId("windows"), windows, state.window, (name) => change({ window: name }));

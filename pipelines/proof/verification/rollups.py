@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pipelines.config import ClickHouseSink
-from pipelines.config.rollups import AMOUNT, BUCKET, ITEM, Measure, Rollup
+from pipelines.config.rollups import AMOUNT, BUCKET, ITEM, Measure, Quantile, Rollup
 from pipelines.connectors.sql import filled
 from pipelines.proof.readers.table import count_rows_of, full_name, stream_rows
 from pipelines.proof.report import Finding, Kind, Report
@@ -94,20 +94,27 @@ def _figure(measure: Measure, rows: Callable[[str], Figure], total: Callable[[st
         value = f"CAST({quote_identifier(measure.unique.column)}, 'Nullable(String)')"
         return Figure(name, value, "count(DISTINCT {v})", merged, differs)
     if measure.quantile is not None:
-        q = measure.quantile.q
-        sorted_values = "list_sort(list({v}) FILTER ({v} IS NOT NULL))"
-        # Between two ranks either value is the quantile.
-        places = (f"floor({q} * (count({{v}}) - 1))", f"ceil({q} * (count({{v}}) - 1))")
-        # ClickHouse keeps the first 8 significant bits of a value: it loses less than 1 / 128, and all of what is below the least float.
-        leeway = "greatest(0.0079 * abs({v}), 1.2e-38)"
-        both = ", ".join(f"{sorted_values}[1 + {place}::BIGINT]" for place in places)
-        differs = (
-            "({w}[1] IS NOT NULL) <> isfinite(coalesce({f}, 'nan'::DOUBLE)) OR {w}[1] IS NOT NULL AND NOT "
-            f"{{f}} BETWEEN {{w}}[1] - {leeway.format(v='{w}[1]')} AND {{w}}[2] + {leeway.format(v='{w}[2]')}"
-        )
-        value = f"CAST({quote_identifier(measure.quantile.column)}, 'Nullable(Float64)')"
-        return Figure(name, value, f"[{both}]", f"quantileBFloat16Merge({q!r})({name})", differs)
+        return _quantile(name, measure.quantile)
     return rows(name)
+
+
+def _quantile(name: str, quantile: Quantile) -> Figure:
+    value = f"CAST({quote_identifier(quantile.column)}, 'Nullable(Float64)')"
+    is_exact = quantile.method == "exact"
+    merged = f"{'quantileExact' if is_exact else 'quantileBFloat16'}Merge({quantile.q!r})({name})"
+    sorted_values = "list_sort(list({v}) FILTER ({v} IS NOT NULL))"
+    if is_exact:
+        return Figure(name, value, f"{sorted_values}[1 + floor({quantile.q!r}::DOUBLE * count({{v}}))::BIGINT]", merged)
+    # Between two ranks either value is the quantile.
+    places = (f"floor({quantile.q} * (count({{v}}) - 1))", f"ceil({quantile.q} * (count({{v}}) - 1))")
+    # ClickHouse keeps the first 8 significant bits of a value: it loses less than 1 / 128, and all of what is below the least float.
+    leeway = "greatest(0.0079 * abs({v}), 1.2e-38)"
+    both = ", ".join(f"{sorted_values}[1 + {place}::BIGINT]" for place in places)
+    differs = (
+        "({w}[1] IS NOT NULL) <> isfinite(coalesce({f}, 'nan'::DOUBLE)) OR {w}[1] IS NOT NULL AND NOT "
+        f"{{f}} BETWEEN {{w}}[1] - {leeway.format(v='{w}[1]')} AND {{w}}[2] + {leeway.format(v='{w}[2]')}"
+    )
+    return Figure(name, value, f"[{both}]", merged, differs)
 
 
 @dataclass(frozen=True)
