@@ -34,12 +34,12 @@ from bench.processes import GROUPS, machine
 from bench.throughput import Throughput
 from pipelines.demo.events import Recipe
 from pipelines.demo.produce import produce
-from pipelines.protocol.topology import INGEST, KINDS
+from pipelines.protocol.topology import INGEST, PROCESS, SINK
 from resources.local.clickhouse.service import ClickHouse
 from resources.local.stack import LocalStack
 
-_PLAIN = (("ingest", (INGEST,)), ("end-to-end", KINDS))
-_DEDUP = (("dedup", KINDS),)
+_PLAIN = (("ingest", (INGEST,)), ("end-to-end", (INGEST, PROCESS, SINK)))
+_DEDUP = (("dedup", (INGEST, PROCESS, SINK)),)
 """End to end again, over a topic with copies and with the dedup of the example."""
 
 STAGE_KEYS = (1_000_000, 10_000_000, 100_000_000)
