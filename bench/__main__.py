@@ -20,6 +20,7 @@ from bench import (
     joined,
     latency,
     lookups,
+    preview,
     rival,
     rollups,
     sink_latency,
@@ -81,7 +82,9 @@ def main(
     runs: Annotated[int, typer.Option(help="Runs of each; the one with the median rate is shown.")] = 3,
     only: Annotated[
         str,
-        typer.Option(help="One part, such as end-to-end, dedup, latency, sinks, rollups, step, join, expressions, lookups or warm."),
+        typer.Option(
+            help="One part, such as end-to-end, dedup, latency, sinks, rollups, step, join, expressions, lookups, preview or warm."
+        ),
     ] = "",
     live_keys: Annotated[
         list[int] | None, typer.Option(help="Live keys of the dedup stage, or right keys of the join, alone; may repeat.")
@@ -112,6 +115,9 @@ def main(
         return
     if only == "lookups":
         _print_lookups(home)
+        return
+    if only == "preview":
+        _print_preview(home)
         return
     if only == "sensors":
         _print_sensors(home)
@@ -367,6 +373,17 @@ def _print_lookups(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     measured = {"machine": machine(), "kernel": [asdict(one) for one in kernels], "lookups": [asdict(cost) for cost in found]}
     (home / "lookups.json").write_text(json.dumps(measured, indent=2))
+
+
+def _print_preview(home: Path) -> None:
+    """`tallyflow preview` from the shell; needs no server."""
+    found = preview.measure()
+    table = Table("example", "p50, s", "p95, s", "longest, s", title=f"preview of {preview.RECORDS:,} records, {preview.RUNS} times")
+    for one in found:
+        table.add_row(one.example, f"{one.p50_seconds:.2f}", f"{one.p95_seconds:.2f}", f"{one.longest_seconds:.2f}")
+    console.print(table)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "preview.json").write_text(json.dumps({"machine": machine(), "preview": [asdict(one) for one in found]}, indent=2))
 
 
 def _print_rival(home: Path, live_keys: Sequence[int]) -> None:
