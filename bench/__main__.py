@@ -1,6 +1,7 @@
 """`python -m bench`: all figures of this release, as a table and as JSON."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -70,7 +71,8 @@ JOIN_FIGURES = {
     "private": "private_bytes_per_key",
 }
 
-console = Console()
+# Written to a file, a table of many figures has room for them.
+console = Console(width=None if sys.stdout.isatty() else 160)
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
