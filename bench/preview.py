@@ -38,13 +38,14 @@ def measure(records: int = RECORDS, runs: int = RUNS) -> list[Waits]:
 
 def _written(name: str, records: int, directory: Path) -> Path:
     path = directory / f"{name}.ndjson"
-    values = (value for events in load_example(name).generator.events(Recipe(seed=1), records) for value in events.values.to_pylist())
-    path.write_bytes(b"".join(value + b"\n" for value in values if value is not None))
+    with path.open("wb") as lines:
+        for events in load_example(name).generator.events(Recipe(seed=1), records):
+            lines.writelines(b"%b\t%b\n" % pair for pair in zip(events.keys.to_pylist(), events.values.to_pylist(), strict=True))
     return path
 
 
 def _waits(name: str, sample: Path, runs: int) -> Waits:
-    command = [sys.executable, "-m", "pipelines.cli", "preview", str(example_file(name)), "--input", str(sample)]
+    command = [sys.executable, "-m", "pipelines.cli", "preview", str(example_file(name)), "--input", str(sample), "--with-keys"]
     environment = {**{key: value for key, value in os.environ.items() if key != _NOT_PASSED_ON}, **_NOWHERE}
     seconds = []
     for _ in range(runs + 1):

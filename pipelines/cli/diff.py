@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pipelines.cli.apply import show_edit
 from pipelines.cli.arguments import AsJson, directory_of, errors_as_exit, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for, opened_raw
+from pipelines.cli.samples import DLQ_HELP, KEYS_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for, opened_raw
 from pipelines.config import PipelineConfig
 from pipelines.counts import count_of
 from pipelines.errors import NotSupportedError
@@ -55,6 +55,7 @@ def diff(
     given: Annotated[
         Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
     ] = None,
+    with_keys: Annotated[bool, typer.Option("--with-keys", help=KEYS_HELP)] = False,
     source: Annotated[str | None, typer.Option("--source", metavar="ID", help=SOURCE_HELP)] = None,
     limit: Annotated[int, typer.Option(min=1, help="Records to read of --input and --from-dlq.")] = 100_000,
     examples: Annotated[int, typer.Option(min=0, max=100, help="Examples of each change.")] = 1,
@@ -76,7 +77,7 @@ def diff(
     from pipelines.preview.difference import difference
     from pipelines.preview.tables import with_tables
 
-    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
+    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit, with_keys)
     with errors_as_exit(failure=2):
         edited = load_for(new or old, needs_servers=False)
         if new is None:

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, out
-from pipelines.cli.samples import DLQ_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for
+from pipelines.cli.samples import DLQ_HELP, KEYS_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for
 from pipelines.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def preview(
     given: Annotated[
         Path | None, typer.Option("--input", help="Records to try: a JSON value per line; - is standard input.", allow_dash=True)
     ] = None,
+    with_keys: Annotated[bool, typer.Option("--with-keys", help=KEYS_HELP)] = False,
     from_topic: Annotated[
         int | None,
         typer.Option("--from-topic", min=1, max=100_000, help="Try as many of the newest records of each partition of the topic."),
@@ -53,7 +54,7 @@ def preview(
     from pipelines.preview.run import preview as run
     from pipelines.preview.tables import with_tables
 
-    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit)
+    sample = Sample(given, from_topic, from_dlq, from_raw, source, limit, with_keys)
     with errors_as_exit():
         config = load_for(file, sample.needs_servers or against_table)
         program = _program_of_tables(config) if against_table else declared_program(config)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ DLQ_HELP = (
     "Try dead letters as `dlq list` selects them: a state such as waiting, all, or conditions such as stage=parse,since=1h (stage, group, "
     "since, until, key, state)."
 )
+KEYS_HELP = "Each line of --input begins with the key and a tab, as kcat -K '\\t' prints it."
 SOURCE_HELP = "Source of the records, of a pipeline with several. Default: with --from-topic all of them."
 _SELECTION = ("stage", "group", "since", "until", "key", "state")
 
@@ -56,7 +57,7 @@ def span_of(text: str) -> "Span":
 class Sample:
     """Where the records come from; one of the first four is given. `limit`: how many are read; of raw and of dead letters, whole frames.
 
-    `source`: of the records of a file, or the only one whose topic is read.
+    `source`: of the records of a file, or the only one whose topic is read. `has_keys`: a line of a file begins with the record's key.
     """
 
     file: Path | None = None
@@ -65,11 +66,14 @@ class Sample:
     from_raw: str | None = None
     source: str | None = None
     limit: int = 10_000
+    has_keys: bool = False
 
     def __post_init__(self) -> None:
         """Raise BadParameter unless one is given."""
         if sum(one is not None for one in (self.file, self.from_topic, self.from_dlq, self.from_raw)) != 1:
             raise typer.BadParameter("name the records to try: --input FILE, --from-topic N, --from-raw RANGE or --from-dlq SELECTION")
+        if self.has_keys and self.file is None:
+            raise typer.BadParameter("--with-keys is for the lines of --input; other records have their own keys")
 
     @property
     def needs_servers(self) -> bool:
@@ -92,22 +96,22 @@ class Sample:
 
     def _given(self, config: PipelineConfig) -> "list[Arrived]":
         from pipelines.connectors.sources import open_source
-        from pipelines.preview.given import frames_of, newest_frames, of_lines
+        from pipelines.preview.given import frames_of, newest_frames, of_keyed_lines, of_lines
 
         if self.from_topic is not None:
             sources = [chosen_source(config, self.source)] if self.source else config.sources
             with ExitStack() as stack:
                 opened = [(one, stack.enter_context(closing(open_source(config, one.source_id)))) for one in sources]
                 return newest_frames(opened, self.from_topic)
-        source = chosen_source(config, self.source).source_id
-        if str(self.file) == "-":
-            return frames_of(islice(of_lines(sys.stdin.buffer, source=source), self.limit), config.sources)
+        source, records = chosen_source(config, self.source).source_id, of_keyed_lines if self.has_keys else of_lines
         assert self.file is not None
         try:
-            with self.file.open("rb") as lines:
-                return frames_of(islice(of_lines(lines, source=source), self.limit), config.sources)
+            with nullcontext(sys.stdin.buffer) if str(self.file) == "-" else self.file.open("rb") as lines:
+                return frames_of(islice(records(lines, source=source), self.limit), config.sources)
         except OSError as error:
             raise typer.BadParameter(f"cannot read {self.file}: {error.strerror}") from error
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.file}: {error}", param_hint="--with-keys") from None
 
 
 def load_for(file: Path, needs_servers: bool) -> PipelineConfig:

@@ -27,6 +27,8 @@ from pipelines.protocol.records import (
 
 FRAME_RECORDS = 5000
 PATIENCE_SECONDS = 10.0
+_NO_KEY = (b"", b"null")
+"""What kcat and kafka-console-consumer print for a record without a key."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,21 @@ def of_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "
     for line in lines:
         if value := line.strip():
             yield Given(value, arrival, source=source)
+
+
+def of_keyed_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "") -> Iterator[Given]:
+    """Yield a record per line that is not empty: its key, a tab, its value; as key, nothing or `null` stands for none.
+
+    Raise ValueError for a line without a tab.
+    """
+    arrival = at or datetime.now(UTC)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        key, tab, value = line.partition(b"\t")
+        if not tab:
+            raise ValueError(f"line {number} has no tab behind a key")
+        yield Given(value.strip(), arrival, key=None if key in _NO_KEY else key, source=source)
 
 
 def frames_of(records: Iterable[Given], sources: Sequence[KafkaSource], until: timedelta | None = None) -> list[Arrived]:

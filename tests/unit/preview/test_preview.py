@@ -105,6 +105,26 @@ def test_a_partition_makes_no_other_late() -> None:
     assert outcomes(found) == [("first of key", "row")] * 2
 
 
+def test_lines_may_begin_with_the_keys_of_their_records(tmp_path: Path) -> None:
+    """As kcat and kafka-console-consumer print them; a value may have tabs of its own."""
+    text = (
+        file()
+        .replace("schema_fields:", "columns: [{name: user, from: key}]\n    schema_fields:")
+        .replace("{name: user, type: string}, ", "")
+    )
+    (tmp_path / "clicks.yaml").write_text(text)
+    lines = ['a\t{"id": 1}', "", 'b\t{"id":\t2}', '\t{"id": 3}', 'null\t{"id": 4}', "b\t"]
+    shown = json.loads(run(tmp_path, "--input", "-", "--with-keys", "--json", text="\n".join(lines)).stdout)
+    rows = [record["steps"][-1]["fields"] for record in shown[:2]]
+    assert [(row["id"], row["user"]) for row in rows] == [(1, "a"), (2, "b")]
+    codes = [record["steps"][-1].get("code") for record in shown[2:]]
+    assert codes == ["null_in_non_nullable", "null_in_non_nullable", "invalid_json"]
+    refused = run(tmp_path, "--input", "-", "--with-keys", text='a\t{"id": 1}\n{"id": 2}\n')
+    assert (refused.exit_code, "line 2 has no tab behind a key" in refused.output) == (2, True)
+    refused = run(tmp_path, "--from-topic", "5", "--with-keys")
+    assert (refused.exit_code, "--with-keys is for the lines of --input" in refused.output) == (2, True)
+
+
 def test_portions_share_their_memory_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.preview.given.FRAME_RECORDS", 1)
     found = tried(file(DEDUP), *({"id": number % 20, "user": "a"} for number in range(60)))
