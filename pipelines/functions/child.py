@@ -21,8 +21,7 @@ from datetime import date
 from decimal import Decimal
 from functools import partial
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
@@ -322,8 +321,7 @@ class _LatePandas(MetaPathFinder):
             return None
         if self.is_hidden:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        sys.meta_path.remove(self)
-        found = find_spec(fullname)
+        found = PathFinder.find_spec(fullname, path, target)
         if found is not None and found.loader is not None:
             found.loader.exec_module = partial(_import_pandas, found.loader.exec_module)  # type: ignore[method-assign]
         return found

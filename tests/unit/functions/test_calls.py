@@ -64,6 +64,7 @@ def test_a_function_that_needs_no_pandas_has_none(write: Write, hosts: Hosts) ->
     [
         "import pandas as pd\ndef f(batch):\n    {}\n",
         "def f(batch):\n    import pandas as pd\n    {}\n",
+        "import importlib.util\ndef f(batch):\n    assert importlib.util.find_spec('pandas')\n    import pandas as pd\n    {}\n",
         "def f(batch):\n    pd = __import__('importlib').import_module('pandas')\n    {}\n",
     ],
 )
