@@ -96,18 +96,18 @@ class Sample:
 
     def _given(self, config: PipelineConfig) -> "list[Arrived]":
         from pipelines.connectors.sources import open_source
-        from pipelines.preview.given import frames_of, newest_frames, of_keyed_lines, of_lines
+        from pipelines.preview.given import frames_of, newest_frames, of_lines
 
         if self.from_topic is not None:
             sources = [chosen_source(config, self.source)] if self.source else config.sources
             with ExitStack() as stack:
                 opened = [(one, stack.enter_context(closing(open_source(config, one.source_id)))) for one in sources]
                 return newest_frames(opened, self.from_topic)
-        source, records = chosen_source(config, self.source).source_id, of_keyed_lines if self.has_keys else of_lines
+        source = chosen_source(config, self.source).source_id
         assert self.file is not None
         try:
             with nullcontext(sys.stdin.buffer) if str(self.file) == "-" else self.file.open("rb") as lines:
-                return frames_of(islice(records(lines, source=source), self.limit), config.sources)
+                return frames_of(islice(of_lines(lines, source=source, has_keys=self.has_keys), self.limit), config.sources)
         except OSError as error:
             raise typer.BadParameter(f"cannot read {self.file}: {error.strerror}") from error
         except ValueError as error:

@@ -43,25 +43,17 @@ class Given:
     source: str = ""
 
 
-def of_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "") -> Iterator[Given]:
-    """Yield a record per line that is not empty, all of one source and arriving at one instant, by default now."""
-    arrival = at or datetime.now(UTC)
-    for line in lines:
-        if value := line.strip():
-            yield Given(value, arrival, source=source)
+def of_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "", has_keys: bool = False) -> Iterator[Given]:
+    """Yield a record per line that is not empty, all of one source and arriving at one instant, by default now.
 
-
-def of_keyed_lines(lines: Iterable[bytes], at: datetime | None = None, source: str = "") -> Iterator[Given]:
-    """Yield a record per line that is not empty: its key, a tab, its value; as key, nothing or `null` stands for none.
-
-    Raise ValueError for a line without a tab.
+    `has_keys`: a line is the key, a tab and the value; as key, nothing or `null` stands for none. Raise ValueError for one without a tab.
     """
     arrival = at or datetime.now(UTC)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        key, tab, value = line.partition(b"\t")
-        if not tab:
+        key, tab, value = line.partition(b"\t") if has_keys else (b"", b"", line)
+        if has_keys and not tab:
             raise ValueError(f"line {number} has no tab behind a key")
         yield Given(value.strip(), arrival, key=None if key in _NO_KEY else key, source=source)
 
