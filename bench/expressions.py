@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pipelines.collection import collect_rarely
 from pipelines.config import parse
-from pipelines.host import collect_rarely
 from pipelines.preview.declared import declared_table
 from pipelines.process.arrivals import Arrived
 from pipelines.process.compile import compile_program

@@ -13,10 +13,10 @@ import psutil
 import pyarrow as pa
 
 from bench.expressions import frames_of, program_of
+from pipelines.collection import collect_rarely
 from pipelines.functions.code import pack
 from pipelines.functions.host import Host
 from pipelines.functions.spec import Function
-from pipelines.host import collect_rarely
 from pipelines.process.run import run
 from pipelines.types.duckdb import open_engine
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench.expressions import frames_of, program_of
-from pipelines.host import collect_rarely
+from pipelines.collection import collect_rarely
 from pipelines.lookups.snapshot import Snapshot, snapshot_of
 from pipelines.lookups.spec import Column, Range, TableSpec
 from pipelines.process.program import Program

@@ -18,13 +18,13 @@ import pyarrow as pa
 import yaml
 
 from bench.pipeline import EXAMPLE
+from pipelines.collection import collect_rarely
 from pipelines.config import parse
 from pipelines.connectors.sinks import Table, TableColumn
 from pipelines.demo.events import Recipe
 from pipelines.demo.orders import orders
 from pipelines.engine.connections import Kept, Means
 from pipelines.engine.lanes import NO_LANES
-from pipelines.host import collect_rarely
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore, bucket_with_turn
 from pipelines.process.arrivals import Arrived, records_of

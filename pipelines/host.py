@@ -1,7 +1,6 @@
-"""The host: the meaning of its own errors, how many files a process may open, how often it looks for cyclic garbage."""
+"""The host: the meaning of its own errors, and how many files a process may open."""
 
 import errno
-import gc
 import resource
 
 import duckdb
@@ -32,8 +31,6 @@ _PHRASES = {
 
 RESERVED_FILES = 256
 """Files besides the key store: connections of three legs, Spark's sockets and pipes, libraries, clients of the status port."""
-COLLECT_AFTER_OBJECTS = 50_000
-"""Ten polls of Kafka."""
 _MOST_FILES = 1024 * 1024
 """Linux's default `fs.nr_open`, the most that a process may have."""
 
@@ -80,14 +77,3 @@ def raise_file_limit(needed: int) -> int:
             "(LimitNOFILE= of the service, `ulimit -Hn`), or use fewer buckets (`tallyflow rebucket` once it has run)"
         )
     return limit
-
-
-def collect_rarely() -> None:
-    """Limit Python's cyclic collector to new objects, and run it rarely. Call this once, when the process is ready for its first batch.
-
-    A poll of Kafka makes 5,000 objects, none of them in a cycle. By default the collector visits them after each 700, and now and then
-    everything that was imported.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 100)

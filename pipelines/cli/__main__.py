@@ -2,9 +2,8 @@
 
 import os
 
-from pipelines.cli.app import app
+from pipelines.collection import no_collection
 from pipelines.private import OWNER_ONLY
-from pipelines.without_pandas import leave_out_pandas
 
 
 def main() -> None:
@@ -13,7 +12,11 @@ def main() -> None:
     Files that it and its child processes write are readable by this user only.
     """
     os.umask(OWNER_ONLY)
-    leave_out_pandas()
+    with no_collection():
+        from pipelines.cli.app import app
+        from pipelines.without_pandas import leave_out_pandas
+
+        leave_out_pandas()
     app()
 
 

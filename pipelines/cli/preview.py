@@ -13,6 +13,7 @@ from rich.table import Table
 from pipelines.cli.arguments import AsJson, File, errors_as_exit, out
 from pipelines.cli.samples import DLQ_HELP, KEYS_HELP, RAW_HELP, SOURCE_HELP, Sample, load_for
 from pipelines.config import PipelineConfig
+from pipelines.config.transforms.python import PythonTransform
 
 if TYPE_CHECKING:
     from pipelines.preview.run import Preview, Traced
@@ -50,15 +51,18 @@ def preview(
     of look-ups, which are read as they are now. Dedup knows no earlier records. Example: tallyflow preview orders.yaml --from-dlq
     stage=parse,since=1h
     """
-    from pipelines.preview.declared import declared_program
-    from pipelines.preview.run import preview as run
-    from pipelines.preview.tables import with_tables
+    from pipelines.functions.host import open_early
 
     sample = Sample(given, from_topic, from_dlq, from_raw, source, limit, with_keys)
     with errors_as_exit():
         config = load_for(file, sample.needs_servers or against_table)
-        program = _program_of_tables(config) if against_table else declared_program(config)
-        program = with_tables(program, config)
+        # They import what they need while the rest of this command is imported.
+        open_early(sum(isinstance(transform, PythonTransform) for transform in config.transforms))
+        from pipelines.preview.declared import declared_program
+        from pipelines.preview.run import preview as run
+        from pipelines.preview.tables import with_tables
+
+        program = with_tables(_program_of_tables(config) if against_table else declared_program(config), config)
         with sample.frames(config) as frames:
             found = run(program, frames)
     if not found.records:

@@ -9,11 +9,11 @@ from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
+from pipelines.collection import collect_rarely
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.coordinator import Coordinator
 from pipelines.engine.run_spec import RunSpec
 from pipelines.engine.session import build_session, default_master, is_cluster, is_jvm_alive
-from pipelines.host import collect_rarely
 from pipelines.protocol.topology import LegId
 from pipelines.runner.epochs import EPOCH_SECONDS, Epochs
 from pipelines.runner.retention import LOOK_EVERY_SECONDS

@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pipelines.collection import collect_rarely
 from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.failures import to_failure
 from pipelines.engine.line import NatsLine
 from pipelines.engine.run_spec import read_run
 from pipelines.errors import RetryableError, TallyflowError
-from pipelines.host import collect_rarely
 from pipelines.runner.share import Share
 
 ROWS = "share long, leg string, rows long, failure string, has_ended boolean"
