@@ -262,7 +262,7 @@ def test_a_table_of_many_partitions_takes_its_rows_anew(case: PipelineCase) -> N
     case.send_events(300)
     columns = "id Int64, name String, amount Nullable(Float64), _tf_sequence UInt64, _tf_ordinal UInt32, _tf_partition Int32, "
     columns += "_tf_topic LowCardinality(String), _tf_offset Int64, _tf_arrival DateTime64(6, 'UTC'), _tf_emit UInt32"
-    ddl = f"CREATE TABLE {case.table} ({columns}) ENGINE = MergeTree PARTITION BY id % 150 ORDER BY id "
+    ddl = f"CREATE TABLE {case.table} ({columns}) ENGINE = MergeTree PARTITION BY id % 105 ORDER BY id "
     case.client().command(ddl + "SETTINGS non_replicated_deduplication_window = 100000")
     case.warm_run()
     case.write_file(mapping(with_more))

@@ -105,9 +105,9 @@ def test_legs_work_on_across_a_border_that_adds_lanes(case: PipelineCase, sessio
     quiet: list[tuple[float, float]] = []
     with case.load(100):
         for _ in range(BORDERS):
-            case.wait_count(case.count() + 1500)
+            case.wait_count(case.count() + 300)
             begun = time.time()
-            case.wait_count(case.count() + 1500)
+            case.wait_count(case.count() + 600)
             quiet.append((begun, time.time()))
             held.hold(2)
             begun = time.time()
