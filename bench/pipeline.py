@@ -59,6 +59,8 @@ class MeasuredPipeline:
             "ORDERS_TOPIC": topic,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        # One client: each that is made reads the certificates of this host, a twelfth of two cores where it is made for each look.
+        self._http = httpx.Client(timeout=30)
 
     @property
     def addresses(self) -> Addresses:
@@ -78,7 +80,7 @@ class MeasuredPipeline:
         if not found:
             return None
         try:
-            answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{found[0]['port']}/status", timeout=30).json()
+            answer: dict[str, Any] = self._http.get(f"http://127.0.0.1:{found[0]['port']}/status").json()
         except httpx.TransportError:
             return None
         return answer

@@ -1,5 +1,6 @@
 """Work items as Spark tasks: reports in the order of the items, and errors as what they are."""
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from support.pipeline_case import PipelineCase
@@ -26,6 +27,15 @@ def test_each_item_has_its_report_in_their_order(tasks: Tasks) -> None:
 
     items = [Sample((number, number + 1)) for number in range(5)]
     assert tasks.run(Work(doubled, Sample, Sample), items) == [Sample((2 * number, 2 * number + 2)) for number in range(5)]
+
+
+def test_workers_take_memory_from_the_system(tasks: Tasks) -> None:
+    """The pool that a first use would choose clears each page anew that it has given back."""
+
+    def pool(_: Connections, item: Sample) -> Sample:
+        return Sample(texts=(pa.default_memory_pool().backend_name,))
+
+    assert tasks.run(Work(pool, Sample, Sample), [Sample()]) == [Sample(texts=("system",))]
 
 
 ERRORS = [
