@@ -26,6 +26,8 @@ IDLE_SECONDS = 5.0
 """A share whose process has had no task for so long moves to a process that has one: Spark ends a worker without tasks."""
 FREE_SECONDS = 5.0
 """Legs on which nobody works for so long take the task slot of a lane."""
+WAITING_SECONDS = 1.0
+"""A process that waits for a share asks for it far more often."""
 
 
 class LegView:
@@ -81,6 +83,8 @@ class Coordinator:
         self._members: dict[int, _Member] = {}
         self._granted: set[int] = set()
         self._free_since: dict[int, float] = {}
+        self._waited_until = clock()
+        """The time up to which a process is taken to wait for a share."""
         self._lock = threading.Lock()
         self._stop_callbacks: list[Callable[[], None]] = []
         self._border_callbacks: list[Callable[[], None]] = []
@@ -100,8 +104,8 @@ class Coordinator:
         """Give a share on which no process works, and after which none may still insert: legs before lanes, else the one asked for.
 
         Which worker gets which task differs from epoch to epoch, so a process keeps its share whatever its task is. If no share is free,
-        a process that has had no task for IDLE_SECONDS is asked to leave. Raise HaltError for a process of another release: two releases
-        of an engine must not write one stream.
+        a process that has had no task for IDLE_SECONDS is asked to leave, and the others which of their neighbours have ended. Raise
+        HaltError for a process of another release: two releases of an engine must not write one stream.
         """
         if differences := release_differences(join.release):
             raise HaltError(
@@ -109,25 +113,41 @@ class Coordinator:
                 "release on every host, and start the pipeline again"
             )
         with self._lock:
-            if self.is_stopping:
+            joined, waits = self._joined(join), self._someone_waits
+            if joined.held_by:
+                self._waited_until = self._clock() + WAITING_SECONDS
+        if joined.held_by and not waits:
+            self._let_report()
+        return joined
+
+    def _joined(self, join: Join) -> Joined:
+        if self.is_stopping:
+            return Joined(is_stopping=True)
+        self._note_task(join.process, join.epoch)
+        wanted = sorted(range(self.tasks), key=lambda number: (not self.shares[number], number != join.share))
+        free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
+        if not free:
+            for member in self._members.values():
+                member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
+            processes = tuple(member.process for member in self._members.values())
+            if join.share >= self.tasks:
                 return Joined(is_stopping=True)
-            self._note_task(join.process, join.epoch)
-            wanted = sorted(range(self.tasks), key=lambda number: (not self.shares[number], number != join.share))
-            free = [number for number in wanted if self._is_free(number, {join.process, *join.gone})]
-            if not free:
-                for member in self._members.values():
-                    member.is_leaving |= self._clock() - member.task_at >= IDLE_SECONDS
-                processes = tuple(member.process for member in self._members.values())
-                if join.share >= self.tasks:
-                    return Joined(is_stopping=True)
-                return Joined(held_by=processes, ended_epoch=self._ended_epoch)
-            epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
-            self._granted.add(free[0])
-            now = self._clock()
-            self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
-            lane = 0 if epochs else self._lane(free[0])
-            settings = self._settings if epochs else ""
-            return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch, settings=settings)
+            return Joined(held_by=processes, ended_epoch=self._ended_epoch)
+        epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
+        self._granted.add(free[0])
+        now = self._clock()
+        self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
+        lane = 0 if epochs else self._lane(free[0])
+        settings = self._settings if epochs else ""
+        return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch, settings=settings)
+
+    @property
+    def _someone_waits(self) -> bool:
+        return self._clock() < self._waited_until
+
+    def _neighbours(self, process: Process) -> list[_Member]:
+        """Return the other processes with a share on the host of this one, which alone can tell whether they have ended."""
+        return [member for member in self._members.values() if member.process.host == process.host and member.process != process]
 
     def _lease_seconds(self, number: int) -> float:
         return max(0.0, min([RIGHT_SECONDS, *(self._legs[leg].lease.remaining_seconds for leg in self.shares[number])]))
@@ -154,6 +174,10 @@ class Coordinator:
                 return Answer(is_replaced=True)
             if report.has_task:
                 self._note_task(report.process, report.epoch)
+            beside = self._neighbours(report.process)
+            for neighbour in beside:
+                if neighbour.process in report.gone:
+                    neighbour.until = self._clock()
             for name, status in report.legs.items():
                 view = self._legs[LegId.parse(name)]
                 view.status, view.process = status, report.process
@@ -167,10 +191,11 @@ class Coordinator:
             is_stopping = self.is_stopping or member.is_leaving or report.share >= self.tasks
             lanes = tuple(map(self._lane, self._working_lanes))
             settings = self._news_for(report)
+            asked = tuple(one.process for one in beside if self._someone_waits and self._clock() < one.until)
         for note in report.notes:
             self._announce(note)
         self.changed.set()
-        return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch, settings=settings)
+        return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch, settings=settings, asked=asked)
 
     def _news_for(self, report: Report) -> str:
         """Return the settings that a share of legs has not been sent yet, empty if there are none: a lane's work has them in its items."""
@@ -281,7 +306,7 @@ class Coordinator:
         self._stop_callbacks.append(callback)
 
     def on_border(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when an epoch is over, or the settings are others."""
+        """Call `callback` when an epoch is over, the settings are others, or a process waits for a share."""
         self._border_callbacks.append(callback)
 
     @property

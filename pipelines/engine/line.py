@@ -92,7 +92,7 @@ class Report(Form):
     """The state of a share's legs. `notes`: what the runner shall announce.
 
     `has_task`: a task of Spark holds the share, of this `epoch` of the query. `has_ended`: the process does no more for it. `settings`: the
-    digest of those that the runner has sent last.
+    digest of those that the runner has sent last. `gone`: the processes of the last answer's `asked` that have ended.
     """
 
     share: Count
@@ -103,6 +103,7 @@ class Report(Form):
     epoch: Count = 0
     has_ended: Flag = False
     settings: Digest = ""
+    gone: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Answer(Form):
 
     `lanes`: the numbers of the lanes that work. `ended_epoch`: the last epoch of the query that is over; a task of it ends, its share goes
     on. `settings`: of the file since the last reload (`config.settings`), for a share of legs that has not been sent them; else empty.
+    `asked`: the processes beside this one, on its host, for whose share another one waits.
     """
 
     seconds: Seconds = 0.0
@@ -119,6 +121,7 @@ class Answer(Form):
     lanes: tuple[Count, ...] = ()
     ended_epoch: Count = 0
     settings: Text = ""
+    asked: tuple[Process, ...] = ()
 
 
 class Line(Protocol):

@@ -66,6 +66,8 @@ class Share:
         self._stop = threading.Event()
         self._news = threading.Event()
         self._notes: list[str] = []
+        self._dead_beside: tuple[Process, ...] = ()
+        """Neighbours that have ended, of which the next report tells."""
         self._legs: list[LegThread] = []
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
         self._has_task = True
@@ -189,7 +191,17 @@ class Share:
         statuses = {str(thread.leg.name): thread.leg.status for thread in self._legs}
         try:
             answer = self._line.report(
-                Report(self._number, self._process, statuses, notes, self._has_task, self._epoch, has_ended, self._settings)
+                Report(
+                    self._number,
+                    self._process,
+                    statuses,
+                    notes,
+                    self._has_task,
+                    self._epoch,
+                    has_ended,
+                    self._settings,
+                    self._dead_beside,
+                )
             )
         except RetryableError:
             return
@@ -197,6 +209,9 @@ class Share:
             # A runner that does not understand this process does not give it the share.
             answer = Answer(is_replaced=True)
         del self._notes[: len(notes)]
+        self._dead_beside = tuple(process for process in answer.asked if process.is_dead())
+        if self._dead_beside:
+            self._news.set()
         self._held.extend(asked_at, answer.seconds)
         self._note_settings(answer.settings)
         for lanes in self._lanes:

@@ -13,6 +13,7 @@ from pipelines.engine.coordinator import (
     IDLE_SECONDS,
     RIGHT_SECONDS,
     SILENT_SECONDS,
+    WAITING_SECONDS,
     Coordinator,
     LegView,
 )
@@ -294,6 +295,28 @@ def crowd(tmp_path: Path) -> Iterator[Crowd]:
     made = Crowd(tmp_path)
     yield made
     made.lease.release()
+
+
+NEIGHBOUR, FAR = Process("elsewhere", 4, "d"), Process("far", 5, "e")
+
+
+def test_a_neighbour_tells_of_a_process_that_died(crowd: Crowd) -> None:
+    """One that waits on another host cannot; nor can one there that works."""
+    assert [crowd.given(*one)[0] for one in ((ONE, 0), (NEIGHBOUR, 1), (FAR, 2))] == [0, 1, 2]
+    calls: list[str] = []
+    crowd.coordinator.on_border(lambda: calls.append("report"))
+    assert crowd.hear(1, NEIGHBOUR).asked == ()
+    waiting = Process("far", 6, "f")
+    assert [crowd.given(waiting, 0)[1] for _ in range(3)] == [{}, {}, {}]
+    assert calls == ["report"], "once, not for each time that it asks"
+    assert crowd.hear(1, NEIGHBOUR).asked == (ONE,)
+    assert crowd.hear(2, FAR, gone=(ONE,)).asked == ()
+    assert crowd.given(waiting, 0)[1] == {}
+    assert crowd.hear(1, NEIGHBOUR, gone=(ONE,)).asked == ()
+    assert crowd.given(waiting, 0) == (0, {LEG: 2}, 0)
+    crowd.clock.sleep(WAITING_SECONDS)
+    assert crowd.hear(1, NEIGHBOUR).asked == (), "nobody waits"
+    assert crowd.hear(0, ONE).is_replaced
 
 
 def test_legs_are_given_before_lanes_whatever_is_asked_for(crowd: Crowd) -> None:

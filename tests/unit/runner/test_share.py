@@ -12,7 +12,7 @@ from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
 from pipelines.engine.lanes import LEAST_RECORDS, Lanes
 from pipelines.engine.leg import LegStatus, ReplanError
-from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Joined
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Joined, Process
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
@@ -251,6 +251,22 @@ def test_the_runner_hears_at_once_that_a_leg_has_begun() -> None:
     assert line.has_heard.wait(0.5 * REPORT_EVERY_SECONDS)
     share.stop()
     assert share.ended.wait(SECONDS)
+
+
+def test_a_process_tells_at_once_which_neighbour_has_ended() -> None:
+    own = Process.own()
+    ended = Process(own.host, own.pid, "the mark of another process")
+    nothing: Any = None
+    line = Spoken(Answer(10.0, asked=(own, ended)), Answer(10.0))
+    share = OfAnIdleLeg(nothing, 0, nothing, line, {}, ManualClock().seconds)
+    begun = time.monotonic()
+    share.start()
+    while len(line.reports) < 2 and time.monotonic() - begun < SECONDS:
+        time.sleep(0.01)
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    assert [report.gone for report in line.reports[:2]] == [(), (ended,)]
+    assert all(report.gone == () for report in line.reports[2:])
 
 
 class OfALane(Share):
