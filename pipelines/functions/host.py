@@ -150,9 +150,13 @@ def _opened(child: Sequence[str]) -> _Opened:
         directory.rmdir()
         raise
     opened = _Opened(process, directory)
-    for end in opened.pipes():
-        os.set_blocking(end.fileno(), False)
-        fcntl.fcntl(end.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        for end in opened.pipes():
+            os.set_blocking(end.fileno(), False)
+            fcntl.fcntl(end.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:
+        opened.close()
+        raise
     return opened
 
 

@@ -1,11 +1,17 @@
 """Processes of functions that start before their functions are known."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+import pytest
+
+from pipelines.functions.host import open_early
 from pipelines.functions.spec import Function
 
 Write = Callable[..., Function]
@@ -41,3 +47,18 @@ def test_the_next_function_takes_an_early_process(write: Write, tmp_path: Path) 
     )
     assert answer.stdout.split("\n")[0] == "[7] 2 True 2"
     assert not list(kept.iterdir())
+
+
+def test_a_process_whose_pipes_the_system_refuses_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An unprivileged user has pages for so many pipes of this size only."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(PermissionError):
+        open_early(1)
+    assert {child.pid for child in psutil.Process().children()} <= before
+    assert not list(tmp_path.iterdir())
