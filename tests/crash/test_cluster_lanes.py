@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -19,8 +18,8 @@ from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE
 
 pytestmark = pytest.mark.crash
-BACKLOG = 60_000
-"""Enough for lanes; the oracle reads every record that was sent."""
+BACKLOGS = (60_000, 120_000, 240_000, 480_000)
+"""Which of them takes lanes depends on the machine: a leg must be busy for long enough. The oracle reads every record."""
 DYNAMIC_ALLOCATION = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.executorIdleTimeout": "10s",
@@ -52,19 +51,21 @@ class Run:
         self.case.send_at_once(records)
         self.sent += count
 
-    def send_until(self, condition: Callable[[], bool]) -> None:
-        """Send one backlog after the other."""
-        while not condition():
-            self.send(BACKLOG)
-            wait_until(lambda: condition() or self.case.count() == len(self.keys), "all rows, or the end of the load")
+    def send_until_lanes(self) -> None:
+        """Send one larger backlog after the other until the load takes lanes, and wait for those."""
+        for count in BACKLOGS:
+            self.send(count)
+            wait_until(lambda: self.lanes("wanted") > 1 or self.case.count() == len(self.keys), "all rows, or lanes")
+            if self.lanes("wanted") > 1:
+                break
+        wait_until(lambda: self.lanes("working") > 1, "lanes")
 
     @property
     def status(self) -> dict[str, Any]:
         return self.case.ask() or {}
 
-    @property
-    def lanes(self) -> int:
-        return int((self.status.get("lanes") or {}).get("working", 0))
+    def lanes(self, state: str) -> int:
+        return int((self.status.get("lanes") or {}).get(state, 0))
 
     def wait(self) -> None:
         """Until all rows are there, and every leg has confirmed its part: one that was lost may have inserted before it could."""
@@ -84,7 +85,8 @@ class Run:
 
 def test_lanes_are_lost_with_their_executor_and_nothing_else_is(case: PipelineCase) -> None:
     run = Run(case, 3)
-    run.send_until(lambda: run.lanes > 1)
+    run.send_until_lanes()
+    run.send(BACKLOGS[0])
     kill(random.choice(run.cluster.executors()))
     run.wait()
     run.end()
@@ -113,10 +115,10 @@ def test_executors_follow_the_lanes_with_dynamic_allocation(case: PipelineCase) 
     (first,) = run.cluster.executors()
     assert _places(run) == {first.pid}
     epochs = _epochs(run)
-    run.send_until(lambda: run.lanes > 1)
+    run.send_until_lanes()
     assert len(run.cluster.executors()) == 2, "the first one has no free slot"
     run.wait()
-    wait_until(lambda: run.lanes == 1, "no lane")
+    wait_until(lambda: run.lanes("working") == 1, "no lane")
     wait_until(lambda: run.cluster.executors() == [first], "the first executor alone")
     run.send(1000)
     run.wait()
