@@ -86,11 +86,15 @@ def _load(path: Path) -> ctypes.CDLL | None:
 
 
 JSON_READER = NativeLibrary("json-reader", Path(__file__).parent / "process" / "parse" / "native")
+KAFKA_READER = NativeLibrary("kafka-reader", Path(__file__).parent / "connectors" / "kafka" / "native")
 
 
 def build_all() -> list[str]:
     """Build what is missing; return a line for each library that cannot be built."""
-    faults = {"JSON is read by DuckDB, which takes more CPU": JSON_READER.build()}
+    faults = {
+        "JSON is read by DuckDB, which takes more CPU": JSON_READER.build(),
+        "Kafka's messages become Python objects, which takes more CPU": KAFKA_READER.build(),
+    }
     return [f"{consequence}: {fault}" for consequence, fault in faults.items() if fault]
 
 

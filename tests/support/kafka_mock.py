@@ -14,8 +14,8 @@ _TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _TIMESTAMP, _HEADER, _END = 1, 3, 4, 5
 """`rd_kafka_vtype_t`, rdkafka.h."""
 _COPY = 2
 _NO_LEADER = -1
-Record = tuple[bytes, int, Sequence[tuple[bytes, bytes]]]
-"""Value, milliseconds, and headers with names in any bytes."""
+Record = tuple[bytes | None, int, Sequence[tuple[bytes, bytes | None]]]
+"""Value, milliseconds, and headers with names in any bytes but zero."""
 
 
 @cache
@@ -57,15 +57,16 @@ class MockKafka:
     def start_broker(self, broker: int) -> None:
         assert _library().rd_kafka_mock_broker_set_up(self._cluster, broker) == 0
 
-    def produce(self, partition: int, records: Sequence[Record]) -> None:
-        """Appends records."""
+    def produce(self, partition: int, records: Sequence[Record], keys: Sequence[bytes | None] = ()) -> None:
+        """Appends records, each with the key b"k" if no keys are given."""
         client = _client({b"bootstrap.servers": self.bootstrap.encode()})
-        for value, milliseconds, headers in records:
+        for (value, milliseconds, headers), key in zip(records, keys or [b"k"] * len(records), strict=True):
             arguments: list[object] = [_TOPIC, ctypes.c_char_p(self._topic), _PARTITION, ctypes.c_int32(partition), _FLAGS, _COPY]
-            arguments += [_VALUE, ctypes.c_char_p(value), ctypes.c_size_t(len(value)), _KEY, ctypes.c_char_p(b"k"), ctypes.c_size_t(1)]
+            arguments += [_VALUE, ctypes.c_char_p(value), ctypes.c_size_t(len(value or b""))]
+            arguments += [_KEY, ctypes.c_char_p(key), ctypes.c_size_t(len(key or b""))]
             arguments += [_TIMESTAMP, ctypes.c_int64(milliseconds)]
             for name, content in headers:
-                arguments += [_HEADER, ctypes.c_char_p(name), ctypes.c_char_p(content), ctypes.c_ssize_t(len(content))]
+                arguments += [_HEADER, ctypes.c_char_p(name), ctypes.c_char_p(content), ctypes.c_ssize_t(len(content or b""))]
             assert _library().rd_kafka_producev(client, *arguments, _END) == 0
         assert _library().rd_kafka_flush(client, 10_000) == 0
         _library().rd_kafka_destroy(client)

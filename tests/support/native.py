@@ -1,20 +1,20 @@
-"""The library that reads JSON, and the reader without it."""
+"""The libraries of our own C code, and what is used without them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from pipelines.native_library import JSON_READER
+from pipelines.native_library import JSON_READER, NativeLibrary
 from pipelines.process.parse import json_reader as reader_module
 from support.packages import program
 
 
-def build_library() -> None:
+def build_library(library: NativeLibrary = JSON_READER) -> None:
     """Builds the library of the present sources; skips the test where no compiler is."""
     program("cc", package="gcc")
-    assert JSON_READER.build() == ""
-    assert JSON_READER.load() is not None
+    assert library.build() == ""
+    assert library.load() is not None
 
 
 @contextmanager

@@ -8,24 +8,22 @@ import contextlib
 import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import compress
 from typing import Any
 
 import numpy as np
 from confluent_kafka import (
     OFFSET_INVALID,
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Message,
     TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
-from pipelines.connectors.kafka.records import to_records
+from pipelines.connectors.kafka.consumers import ClientConsumer, TopicConsumer
+from pipelines.connectors.kafka.native_consumer import NativeConsumer, kafka_library
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Asked, Block, SourceFacts
 from pipelines.error_classes import ErrorClasses
@@ -205,7 +203,8 @@ class RangeReader:
     def __init__(self, source: KafkaSource, keep_partitions: bool = False, classes: ErrorClasses = _TABLE_CLASSES) -> None:
         self._topic, self._classes = source.topic, classes
         self._keep_partitions = keep_partitions
-        self._consumer = Consumer(
+        self._consumer = _consumer(
+            self._topic,
             {
                 **client_settings(source),
                 "group.id": "tallyflow-reader",
@@ -221,7 +220,7 @@ class RangeReader:
                 # A full queue is empty long before the second that librdkafka waits by itself (measured: a fifth of a backlog's rate).
                 "fetch.queue.backoff.ms": 10,
                 "log_level": 0,
-            }
+            },
         )
         self._next: dict[int, int] = {}
         self._ahead: dict[int, list[Block]] = {}
@@ -231,7 +230,7 @@ class RangeReader:
     def open(self) -> int:
         """Connect to the cluster now; return the number of the topic's partitions."""
         try:
-            return len(self._consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT_SECONDS).topics[self._topic].partitions)
+            return self._consumer.partitions(REQUEST_TIMEOUT_SECONDS)
         except KafkaException as error:
             raise map_error(f"reading the metadata of {self._topic}", error, self._classes) from error
 
@@ -305,14 +304,14 @@ class RangeReader:
             and sum(block.records.get_total_buffer_size() for block in blocks) > AHEAD_BYTES
         ]
         if full:
-            self._consumer.pause([TopicPartition(self._topic, partition) for partition in full])
+            self._consumer.pause(full)
             self._paused.update(full)
 
     def _resume(self, asked_for: Iterable[int]) -> None:
         """Resume fetching of these partitions."""
         paused = self._paused.intersection(asked_for)
         if paused:
-            self._consumer.resume([TopicPartition(self._topic, partition) for partition in paused])
+            self._consumer.resume(paused)
             self._paused -= paused
 
     def _take_ahead(self, partition: int, open_ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:
@@ -349,7 +348,7 @@ class RangeReader:
         kept = self._next if self._keep_partitions else {}
         self._next = {**kept, **{p: start for p, (start, _) in ranges.items()}}
         try:
-            self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in self._next.items()])
+            self._consumer.assign(self._next)
         except KafkaException as error:
             raise map_error(f"assigning partitions of {self._topic}", error, self._classes) from error
 
@@ -359,33 +358,27 @@ class RangeReader:
         `consume` waits for the requested number, `seconds` at most, so a request for the rest of the ranges returns without waiting.
         """
         try:
-            messages = self._consumer.consume(most, timeout=seconds)
+            polled = self._consumer.poll(most, seconds)
         except KafkaException as error:
             raise map_error(f"reading {self._topic}", error, self._classes) from error
-        is_all = len(messages) < most
-        if not messages:
-            return set(), is_all
-        errors = list(map(Message.error, messages))
-        if any(errors):
-            problems = [(m, e) for m, e in zip(messages, errors, strict=True) if e is not None]
-            for _, problem in problems:
-                mapped = map_error(f"reading {self._topic}", problem, self._classes)
-                if problem.code() != KafkaError._PARTITION_EOF and not isinstance(mapped, RetryableError):
-                    raise mapped
-            # A reader that keeps up gets an end event with every few messages: only the last one of a partition matters.
-            ends = {m.partition(): m.offset() for m, problem in problems if problem.code() == KafkaError._PARTITION_EOF}
-            messages = list(compress(messages, [e is None for e in errors]))
-        else:
-            ends = {}
-        blocks = [*_blocks(messages), *(Block(partition, RAW_SCHEMA.empty_table(), offset) for partition, offset in ends.items())]
-        for block in blocks:
+        for problem in polled.errors:
+            mapped = map_error(f"reading {self._topic}", problem, self._classes)
+            if not isinstance(mapped, RetryableError):
+                raise mapped
+        ended = [Block(partition, RAW_SCHEMA.empty_table(), offset) for partition, offset in polled.ends.items()]
+        for block in (*polled.blocks, *ended):
             self._ahead.setdefault(block.partition, []).append(block)
-        if messages:
-            self._mean_bytes = max(1, sum(block.records.nbytes for block in blocks) // len(messages))
-        return {block.partition for block in blocks}, is_all
+        if rows := sum(block.records.num_rows for block in polled.blocks):
+            self._mean_bytes = max(1, sum(block.records.nbytes for block in polled.blocks) // rows)
+        return {block.partition for block in (*polled.blocks, *ended)}, polled.count < most
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def _consumer(topic: str, settings: Mapping[str, str | bool | int]) -> TopicConsumer:
+    library = kafka_library()
+    return NativeConsumer(library, topic, settings) if library else ClientConsumer(topic, settings)
 
 
 def _split(block: Block, at: int) -> tuple[Block, Block]:
@@ -393,15 +386,3 @@ def _split(block: Block, at: int) -> tuple[Block, Block]:
     offsets = block.records.column("offset").to_numpy()
     cut = int(np.searchsorted(offsets, at))
     return Block(block.partition, block.records.slice(0, cut), at), Block(block.partition, block.records.slice(cut), block.next_offset)
-
-
-def _blocks(messages: list[Message]) -> Iterator[Block]:
-    """Yield the messages as one block per partition."""
-    if not messages:
-        return
-    partitions = np.fromiter(map(Message.partition, messages), dtype=np.int32, count=len(messages))
-    for partition in np.unique(partitions):
-        mine = partitions == partition
-        own = messages if mine.all() else list(compress(messages, mine))
-        records = to_records(own, int(partition))
-        yield Block(int(partition), records, own[-1].offset() + 1)

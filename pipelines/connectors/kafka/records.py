@@ -2,6 +2,7 @@
 
 import hashlib
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,25 +61,26 @@ def _isolated(messages: list[Message], headers: list[_Headers | Exception], part
         if is_of_host(error):
             raise
         if len(messages) == 1:
-            return _unreadable(messages[0], partition, error)
+            message = messages[0]
+            row = unreadable(message.key(), message.value(), partition, message.offset(), type(error).__name__)
+            return pa.Table.from_pylist([row], schema=RAW_SCHEMA)
         half = len(messages) // 2
         return pa.concat_tables(
             [_isolated(messages[:half], headers[:half], partition), _isolated(messages[half:], headers[half:], partition)]
         )
 
 
-def _unreadable(message: Message, partition: int, error: Exception) -> pa.Table:
-    """Convert a message without its headers and its time: its bytes, and the kind of the error."""
-    key, value = message.key() or b"", message.value() or b""
-    row = {
-        "key": message.key() and key[:OVERSIZE_HEAD_BYTES],
-        "value": value[:OVERSIZE_HEAD_BYTES],
-        "headers": [(UNREADABLE_HEADER, type(error).__name__.encode())],
+def unreadable(key: bytes | None, value: bytes | None, partition: int, offset: int, error: str) -> dict[str, Any]:
+    """Return the row of a record without its headers and its time: its bytes, and the kind of the client's error."""
+    whole, size = value or b"", len(key or b"")
+    return {
+        "key": key and key[:OVERSIZE_HEAD_BYTES],
+        "value": whole[:OVERSIZE_HEAD_BYTES],
+        "headers": [(UNREADABLE_HEADER, error.encode())],
         "partition": partition,
-        "offset": message.offset(),
-        "oversize": {"bytes": len(key) + len(value), "sha256": hashlib.sha256(value).digest()},
+        "offset": offset,
+        "oversize": {"bytes": size + len(whole), "sha256": hashlib.sha256(whole).digest()},
     }
-    return pa.Table.from_pylist([row], schema=RAW_SCHEMA)
 
 
 def _records(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
@@ -90,24 +92,32 @@ def _records(messages: list[Message], headers: list[_Headers | Exception], parti
     value = pa.array(list(map(Message.value, messages)), pa.binary())
     key = pa.array(list(map(Message.key, messages)), pa.binary())
     millis = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), dtype=np.int64, count=count)
-    has_none = _without_time(messages, millis)
     columns = [
         key,
         value,
         pa.array(list(map(_encoded, headers)), HEADERS_TYPE) if any(headers) else pa.nulls(count, HEADERS_TYPE),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(np.fromiter(map(Message.offset, messages), dtype=np.int64, count=count)),
-        pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=has_none).cast(INSTANT),
+        instants(millis, _without_time(messages, millis)),
         pa.nulls(count, OVERSIZE_TYPE),
     ]
     return shorten_oversize(pa.table(columns, schema=RAW_SCHEMA))
+
+
+def instants(millis: npt.NDArray[np.int64], is_timeless: npt.NDArray[np.bool_] | None) -> pa.Array:
+    """Return the times of records, those beyond TIMESTAMPS_MS as its nearer end; null where there is none."""
+    return pa.array(np.clip(millis, *TIMESTAMPS_MS) * 1000, mask=is_timeless).cast(INSTANT)
 
 
 def _without_time(messages: list[Message], millis: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
     """Return which messages have no time; None where all have one. The client gives 0 or -1 beside TIMESTAMP_NOT_AVAILABLE."""
     if not len(millis) or millis.min() > 0:
         return None
-    kinds = np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), dtype=np.int64, count=len(messages))
+    return timeless(np.fromiter(map(itemgetter(0), map(Message.timestamp, messages)), dtype=np.int64, count=len(messages)), millis)
+
+
+def timeless(kinds: npt.NDArray[Any], millis: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which messages have no time, by the kind of their timestamps and these."""
     without: npt.NDArray[np.bool_] = (kinds == TIMESTAMP_NOT_AVAILABLE) | (millis == _NO_TIMESTAMP_MS)
     return without
 
