@@ -112,7 +112,7 @@ def ddl(
 
 @app.command()
 def prepare() -> None:
-    """Make a Python environment faster, once: build the JSON reader if a C compiler is there, and archive the classes of Spark's JVM.
+    """Make a Python environment faster, once: build the readers of JSON and of Kafka in C if a compiler is there, and archive the classes of Spark's JVM.
 
     The archive halves the JVM's start; another Java version needs one of its own.
     """
@@ -121,7 +121,7 @@ def prepare() -> None:
     from pipelines.spark_classes import archive_path
 
     with errors_as_exit():
-        for line in build_all() or ["the native JSON reader is built"]:
+        for line in build_all() or ["the readers in C are built"]:
             out.print(line, highlight=False, markup=False)
         path = archive_path()
         if path is None:

@@ -1,15 +1,18 @@
 """The reader of ranges on librdkafka's mock cluster: what it does where a real broker is hard to bring to it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 from support.kafka_mock import MockKafka, Record
+from support.native import build_library, by_the_client
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
 from pipelines.connectors.sources import Ahead
 from pipelines.errors import DataLossError, RetryableError
+from pipelines.native_library import KAFKA_READER
 from pipelines.protocol.records import UNREADABLE_HEADER
 
 pytestmark = pytest.mark.integration
@@ -28,9 +31,11 @@ def source(bootstrap: str) -> KafkaSource:
     return KafkaSource.model_validate(document)
 
 
-@pytest.fixture
-def cluster() -> Iterator[MockKafka]:
-    with MockKafka("orders", partitions=2, brokers=2) as made:
+@pytest.fixture(params=["our code", "the client"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[MockKafka]:
+    build_library(KAFKA_READER)
+    way = nullcontext() if request.param == "our code" else by_the_client()
+    with way, MockKafka("orders", partitions=2, brokers=2) as made:
         for partition, broker in ((0, 1), (1, 2)):
             made.give_leader(partition, broker)
         yield made

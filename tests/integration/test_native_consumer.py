@@ -1,19 +1,22 @@
 """What our own C code reads of Kafka is what the client's objects hold, whatever the records are."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kafka_mock import MockKafka, Record
-from support.native import build_library
+from support.native import build_library, by_the_client
 
 from pipelines.config import KafkaSource
-from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.kafka.client import RangeReader
-from pipelines.connectors.kafka.native_consumer import NativeConsumer, kafka_library
+from pipelines.connectors.kafka.consumers import ClientConsumer
+from pipelines.connectors.kafka.librdkafka import kafka_library
+from pipelines.connectors.kafka.native_consumer import NativeConsumer
 from pipelines.native_library import KAFKA_READER
 from pipelines.protocol.records import MAX_RECORD_BYTES, RAW_SCHEMA
 
@@ -45,17 +48,15 @@ def source(bootstrap: str) -> KafkaSource:
 
 
 def read(bootstrap: str, ranges: dict[int, tuple[int, int]]) -> dict[int, pa.Table]:
-    reader = RangeReader(source(bootstrap))
-    blocks = list(reader.read(ranges))
-    reader.close()
+    with closing(RangeReader(source(bootstrap))) as reader:
+        blocks = list(reader.read(ranges))
     return {p: pa.concat_tables([RAW_SCHEMA.empty_table(), *(b.records for b in blocks if b.partition == p)]) for p in ranges}
 
 
 def read_both(cluster: MockKafka, ranges: dict[int, tuple[int, int]]) -> tuple[dict[int, pa.Table], dict[int, pa.Table]]:
     """By our code, and by the client's objects."""
     ours = read(cluster.bootstrap, ranges)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka, "kafka_library", lambda: None)
+    with by_the_client():
         return ours, read(cluster.bootstrap, ranges)
 
 
@@ -67,14 +68,25 @@ def same(ours: dict[int, pa.Table], theirs: dict[int, pa.Table]) -> bool:
     return True
 
 
-def test_a_consumer_is_read_by_our_code_where_it_is_built(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = [RangeReader(source(cluster.bootstrap)) for _ in range(2)]
-    assert all(isinstance(reader._consumer, NativeConsumer) for reader in readers)
-    monkeypatch.setattr(kafka, "kafka_library", lambda: None)
-    readers.append(RangeReader(source(cluster.bootstrap)))
-    assert not isinstance(readers[-1]._consumer, NativeConsumer)
-    for reader in readers:
-        reader.close()
+def test_our_code_reads_where_it_is_built(cluster: MockKafka) -> None:
+    with closing(RangeReader(source(cluster.bootstrap))) as reader:
+        assert isinstance(reader._consumer, NativeConsumer)
+    with by_the_client(), closing(RangeReader(source(cluster.bootstrap))) as reader:
+        assert isinstance(reader._consumer, ClientConsumer)
+
+
+@pytest.mark.parametrize("wrong", [{"no.such": 1}, {"log_level": "high"}, {"security.protocol": "ssl", "ssl.ca.location": "/none"}])
+def test_a_setting_that_no_consumer_takes_is_named_alike(cluster: MockKafka, wrong: dict[str, str | int]) -> None:
+    library = kafka_library()
+    assert library is not None
+    given, said = {"group.id": "orders", **wrong}, list[tuple[int, str]]()
+    for made in (lambda: NativeConsumer(library, "orders", given), lambda: ClientConsumer("orders", given)):
+        with pytest.raises(KafkaException) as caught:
+            made()
+        said.append((caught.value.args[0].code(), caught.value.args[0].str()))
+    (code, text), (their_code, their_text) = said
+    assert code == their_code
+    assert their_text.endswith(text)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

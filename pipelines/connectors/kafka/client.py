@@ -23,7 +23,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.consumers import ClientConsumer, TopicConsumer
-from pipelines.connectors.kafka.native_consumer import NativeConsumer, kafka_library
+from pipelines.connectors.kafka.librdkafka import kafka_library
+from pipelines.connectors.kafka.native_consumer import NativeConsumer
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Asked, Block, SourceFacts
 from pipelines.error_classes import ErrorClasses

@@ -2,14 +2,13 @@
 
 It gives what `consumers.ClientConsumer` gives, which is used where the library is not built, or this process has no librdkafka that can be
 reached. The consumer is made by librdkafka's C interface: the client's own calls back into Python from a poll, for which it must have begun
-the poll itself. https://docs.confluent.io/platform/current/clients/librdkafka/html/rdkafka_8h.html
+the poll itself.
 """
 
 import ctypes
 import math
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,110 +16,15 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from pipelines.connectors.kafka.consumers import Polled
+from pipelines.connectors.kafka.librdkafka import POINTER, Columns, KafkaLibrary, Metadata, Sizes
 from pipelines.connectors.kafka.records import instants, shorten_oversize, timeless, unreadable
 from pipelines.connectors.sources import Block
-from pipelines.native_library import KAFKA_READER
 from pipelines.protocol.records import HEADERS_TYPE, OVERSIZE_TYPE, RAW_SCHEMA
 
-_OF_MESSAGES = ("consume_batch_queue", "message_timestamp", "message_headers", "header_get_all", "message_errstr", "message_destroy")
-_POINTER, _SIZE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p
-_CALLS: Mapping[str, tuple[object, tuple[object, ...]]] = {
-    "conf_new": (_POINTER, ()),
-    "conf_set": (_INT, (_POINTER, _TEXT, _TEXT, _TEXT, _SIZE)),
-    "conf_destroy": (None, (_POINTER,)),
-    "new": (_POINTER, (_INT, _POINTER, _TEXT, _SIZE)),
-    "poll_set_consumer": (_INT, (_POINTER,)),
-    "queue_get_consumer": (_POINTER, (_POINTER,)),
-    "queue_destroy": (None, (_POINTER,)),
-    "topic_partition_list_new": (_POINTER, (_INT,)),
-    "topic_partition_list_add": (_POINTER, (_POINTER, _TEXT, ctypes.c_int32)),
-    "topic_partition_list_set_offset": (_INT, (_POINTER, _TEXT, ctypes.c_int32, ctypes.c_int64)),
-    "topic_partition_list_destroy": (None, (_POINTER,)),
-    "assign": (_INT, (_POINTER, _POINTER)),
-    "pause_partitions": (_INT, (_POINTER, _POINTER)),
-    "resume_partitions": (_INT, (_POINTER, _POINTER)),
-    "topic_new": (_POINTER, (_POINTER, _TEXT, _POINTER)),
-    "topic_destroy": (None, (_POINTER,)),
-    "metadata": (_INT, (_POINTER, _INT, _POINTER, _POINTER, _INT)),
-    "metadata_destroy": (None, (_POINTER,)),
-    "consumer_close": (_INT, (_POINTER,)),
-    "destroy": (None, (_POINTER,)),
-    "last_error": (_INT, ()),
-}
-"""What each function of librdkafka returns and takes."""
 _CONSUMER = 1
 _ERROR_BYTES = 512
 _NO_NAME = "SystemError"
 """What the client raises for a header whose name is not UTF-8."""
-
-
-class _Sizes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("keys", "values", "headers", "names", "contents")]
-
-
-class _Columns(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            *("key_offsets", "value_offsets", "header_offsets", "name_offsets", "content_offsets", "keys", "values", "names", "contents"),
-            *("key_valid", "value_valid", "header_valid", "content_valid"),
-            *("partitions", "errors", "time_kinds", "offsets", "times"),
-        )
-    ]
-
-
-class _TopicMetadata(ctypes.Structure):
-    _fields_ = [("topic", _TEXT), ("partitions", _INT), ("of_partitions", _POINTER), ("error", _INT)]
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = [("brokers", _INT), ("of_brokers", _POINTER), ("topics", _INT), ("of_topics", ctypes.POINTER(_TopicMetadata))]
-
-
-class KafkaLibrary:
-    """The library, and the librdkafka of this process. `call` has the functions of _CALLS."""
-
-    def __init__(self, library: ctypes.CDLL, client: ctypes.CDLL) -> None:
-        """Raise AttributeError for a librdkafka that lacks a function."""
-        found = (_POINTER * len(_OF_MESSAGES))(*(ctypes.cast(getattr(client, f"rd_kafka_{name}"), _POINTER).value for name in _OF_MESSAGES))
-        library.tallyflow_kafka_bind(found)
-        self.call = {}
-        for name, (returned, taken) in _CALLS.items():
-            function = self.call[name] = getattr(client, f"rd_kafka_{name}")
-            function.restype, function.argtypes = returned, taken
-        self.poll, self._sizes = library.tallyflow_kafka_poll, library.tallyflow_kafka_sizes
-        self.fill, self.drop = library.tallyflow_kafka_fill, library.tallyflow_kafka_drop
-        self.poll.argtypes, self.poll.restype = [_POINTER, _INT, _POINTER, _SIZE], ctypes.c_ssize_t
-        self._sizes.argtypes, self._sizes.restype = [_POINTER, _SIZE, ctypes.POINTER(_Sizes)], _SIZE
-        self.fill.argtypes, self.drop.argtypes = [_POINTER, _SIZE, ctypes.POINTER(_Columns)], [_POINTER, _SIZE]
-
-    def sizes(self, at: int, count: int) -> tuple[int, _Sizes]:
-        """Return how many messages fit into columns, and their sizes."""
-        found = _Sizes()
-        return int(self._sizes(at, count, ctypes.byref(found))), found
-
-
-@cache
-def kafka_library() -> KafkaLibrary | None:
-    """Return the library; None if it is not built, or this process has no librdkafka with what it takes."""
-    library, client = KAFKA_READER.load(), _librdkafka()
-    if library is None or client is None:
-        return None
-    try:
-        return KafkaLibrary(library, client)
-    except AttributeError:
-        return None
-
-
-def _librdkafka() -> ctypes.CDLL | None:
-    """Return the librdkafka that confluent-kafka has loaded; None where it is part of another library, or the system tells of none."""
-    try:
-        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        paths = {line.split(maxsplit=5)[5] for line in mapped if "/librdkafka" in line}
-        # Not that of a wheel which was replaced meanwhile: its path ends in " (deleted)".
-        return ctypes.CDLL(paths.pop()) if len(paths) == 1 else None
-    except OSError:
-        return None
 
 
 class NativeConsumer:
@@ -151,7 +55,7 @@ class NativeConsumer:
 
     def partitions(self, timeout_seconds: float) -> int:
         topic = self._call["topic_new"](self._client, self._topic, None)
-        found = ctypes.POINTER(_Metadata)()
+        found = ctypes.POINTER(Metadata)()
         try:
             self._check(self._call["metadata"](self._client, 0, topic, ctypes.byref(found), math.ceil(timeout_seconds * 1000)))
             count = int(found.contents.of_topics[0].partitions)
@@ -182,12 +86,12 @@ class NativeConsumer:
             self._call["topic_partition_list_destroy"](listed)
 
     def poll(self, most: int, seconds: float) -> Polled:
-        messages = (_POINTER * most)()
+        messages = (POINTER * most)()
         count = int(self._library.poll(self._queue, math.ceil(seconds * 1000), messages, most))
         if count < 0:
             raise KafkaException(KafkaError(self._call["last_error"]()))
         blocks, ends, errors = list[Block](), dict[int, int](), list[KafkaError]()
-        at, end, width = ctypes.addressof(messages), ctypes.addressof(messages) + count * ctypes.sizeof(_POINTER), ctypes.sizeof(_POINTER)
+        at, end, width = ctypes.addressof(messages), ctypes.addressof(messages) + count * ctypes.sizeof(POINTER), ctypes.sizeof(POINTER)
         try:
             while at < end:
                 fitting, sizes = self._library.sizes(at, (end - at) // width)
@@ -214,7 +118,7 @@ class NativeConsumer:
 class _Read:
     """Columns for so many messages."""
 
-    def __init__(self, count: int, sizes: _Sizes) -> None:
+    def __init__(self, count: int, sizes: Sizes) -> None:
         self._count, self._headers = count, int(sizes.headers)
         texts = {"keys": sizes.keys, "values": sizes.values, "names": sizes.names, "contents": sizes.contents}
         self._texts = {name: pa.allocate_buffer(size) for name, size in texts.items()}
@@ -225,9 +129,9 @@ class _Read:
         self._wide: dict[str, npt.NDArray[np.int64]] = {name: np.empty(count, np.int64) for name in ("offsets", "times")}
         bits = {"key_valid": count, "value_valid": count, "header_valid": count, "content_valid": self._headers}
         self._bits: dict[str, npt.NDArray[np.uint8]] = {name: np.zeros((size + 7) // 8, np.uint8) for name, size in bits.items()}
-        arrays = {**self._numbers, **self._wide, **self._bits}
+        arrays: dict[str, npt.NDArray[Any]] = {**self._numbers, **self._wide, **self._bits}
         addresses = {name: array.ctypes.data for name, array in arrays.items()}
-        self.columns = _Columns(**addresses, **{name: buffer.address for name, buffer in self._texts.items()})
+        self.columns = Columns(**addresses, **{name: buffer.address for name, buffer in self._texts.items()})
 
     def errors(self) -> Iterator[tuple[int, int, KafkaError]]:
         """Yield partition, offset and error of each event that is no message."""
