@@ -112,7 +112,7 @@ def ddl(
 
 @app.command()
 def prepare() -> None:
-    """Make a Python environment faster, once: build the readers of JSON and of Kafka in C if a compiler is there, and archive the classes of Spark's JVM.
+    """Make a Python environment faster, once: build the readers in C if a compiler is there, and archive the classes of Spark's JVM.
 
     The archive halves the JVM's start; another Java version needs one of its own.
     """
