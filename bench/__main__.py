@@ -22,6 +22,7 @@ from bench import (
     latency,
     lookups,
     preview,
+    reading,
     rival,
     rollups,
     sink_latency,
@@ -85,7 +86,7 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="One part, such as end-to-end, dedup, latency, sinks, rollups, step, join, expressions, lookups, preview or warm."
+            help="One part, such as end-to-end, dedup, latency, sinks, rollups, step, join, expressions, lookups, reading, preview or warm."
         ),
     ] = "",
     live_keys: Annotated[
@@ -123,6 +124,9 @@ def main(
         return
     if only == "sensors":
         _print_sensors(home)
+        return
+    if only == "reading":
+        _print_reading(home, events, runs)
         return
     if only == "warm":
         _print_warm(home, events, runs)
@@ -230,6 +234,22 @@ def _verification(stack: LocalStack, events: int) -> verification.Verified:
         f"peak memory {found.peak_pss_bytes / 1e6:,.0f} MB (PSS)"
     )
     return found
+
+
+def _print_reading(home: Path, events: int, rounds: int) -> None:
+    stack = LocalStack(home)
+    stack.up()
+    try:
+        topic = f"bench-reading-{uuid4().hex[:6]}"
+        produce(stack.addresses().kafka_client, topic, Recipe(size=200), events)
+        found = reading.measure(stack, topic, rounds)
+    finally:
+        stack.down()
+    table = Table("messages become blocks by", "thread, CPU us/event", "process, CPU us/event")
+    for one in found:
+        table.add_row(one.way, f"{one.thread_us:.2f}", f"{one.process_us:.2f}")
+    console.print(table)
+    console.print_json(data=[asdict(one) for one in found])
 
 
 def _print_sensors(home: Path) -> None:

@@ -1,15 +1,17 @@
 """The reader of ranges on librdkafka's mock cluster: what it does where a real broker is hard to bring to it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 
 import pytest
 from support.kafka_mock import MockKafka, Record
-from support.native import build_library, by_the_client
+from support.native import build_library
 
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka import client as kafka
 from pipelines.connectors.kafka.client import Block, KafkaTopic, RangeReader
+from pipelines.connectors.kafka.consumers import ClientConsumer
+from pipelines.connectors.kafka.native_consumer import cheapest_consumer
 from pipelines.connectors.sources import Ahead
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.native_library import KAFKA_READER
@@ -31,14 +33,23 @@ def source(bootstrap: str) -> KafkaSource:
     return KafkaSource.model_validate(document)
 
 
-@pytest.fixture(params=["our code", "the client"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[MockKafka]:
-    build_library(KAFKA_READER)
-    way = nullcontext() if request.param == "our code" else by_the_client()
-    with way, MockKafka("orders", partitions=2, brokers=2) as made:
+@pytest.fixture
+def cluster() -> Iterator[MockKafka]:
+    with MockKafka("orders", partitions=2, brokers=2) as made:
         for partition, broker in ((0, 1), (1, 2)):
             made.give_leader(partition, broker)
         yield made
+
+
+Open = Callable[..., RangeReader]
+
+
+@pytest.fixture(params=[cheapest_consumer, ClientConsumer])
+def opened(request: pytest.FixtureRequest, cluster: MockKafka) -> Iterator[Open]:
+    """Makes readers of the cluster, by our own C code and by the client's objects."""
+    build_library(KAFKA_READER)
+    with ExitStack() as readers:
+        yield lambda **options: readers.enter_context(closing(RangeReader(source(cluster.bootstrap), consumer=request.param, **options)))
 
 
 def some(count: int, size: int = 10) -> list[Record]:
@@ -49,12 +60,11 @@ def offsets(blocks: Sequence[Block], partition: int) -> list[int]:
     return [offset for block in blocks if block.partition == partition for offset in block.records.column("offset").to_pylist()]
 
 
-def test_a_header_name_not_in_utf8_is_unreadable_alone(cluster: MockKafka) -> None:
+def test_a_header_name_not_in_utf8_is_unreadable_alone(cluster: MockKafka, opened: Open) -> None:
     good = some(20)
     cluster.produce(0, [*good[:7], (b"poison", NOON_MS, [(b"\xff\xfe", b"v")] * 3), *good[7:]])
-    reader = RangeReader(source(cluster.bootstrap))
+    reader = opened()
     rows = [row for block in reader.read({0: (0, 21)}) for row in block.records.to_pylist()]
-    reader.close()
     assert [row["offset"] for row in rows] == list(range(21))
     assert [(row["value"], row["key"], row["headers"]) for row in rows if row["oversize"]] == [
         (b"poison", b"k", [(UNREADABLE_HEADER, b"SystemError")])
@@ -62,8 +72,8 @@ def test_a_header_name_not_in_utf8_is_unreadable_alone(cluster: MockKafka) -> No
     assert {row["headers"][0] for row in rows if not row["oversize"]} == {(b"h", b"v")}
 
 
-def test_what_kafka_has_sent_is_read_ahead_and_then_read(cluster: MockKafka) -> None:
-    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+def test_what_kafka_has_sent_is_read_ahead_and_then_read(cluster: MockKafka, opened: Open) -> None:
+    reader = opened(keep_partitions=True)
     assert reader.ahead({0: 0, 1: 0}, 0.1) == Ahead({0: 0, 1: 0}, True)
     cluster.produce(0, some(30))
     cluster.produce(1, some(20))
@@ -74,13 +84,12 @@ def test_what_kafka_has_sent_is_read_ahead_and_then_read(cluster: MockKafka) -> 
     assert (offsets(blocks, 0), offsets(blocks, 1)) == (list(range(30)), list(range(15)))
     assert reader.ahead({0: 30, 1: 15}, 0.1).ends == {0: 30, 1: 20}
     assert offsets(list(reader.read({1: (15, 20)})), 1) == list(range(15, 20))
-    reader.close()
 
 
-def test_reading_ahead_stops_where_its_memory_is_full(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_stops_where_its_memory_is_full(cluster: MockKafka, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "CONSUME_BYTES", 20_000)
     cluster.produce(0, some(500, size=1000))
-    reader = RangeReader(source(cluster.bootstrap))
+    reader = opened()
     ahead = reader.ahead({0: 0}, PATIENCE_SECONDS)
     while ahead.is_all:
         ahead = reader.ahead({0: 0}, PATIENCE_SECONDS)
@@ -88,16 +97,14 @@ def test_reading_ahead_stops_where_its_memory_is_full(cluster: MockKafka, monkey
     assert reader.ahead({0: 0}, PATIENCE_SECONDS) == full
     assert (0 < full.ends[0] < 500, full.is_all) == (True, False)
     assert offsets(list(reader.read({0: (0, 500)})), 0) == list(range(500))
-    reader.close()
 
 
-def test_reading_ahead_beyond_the_end_is_a_loss(cluster: MockKafka) -> None:
+def test_reading_ahead_beyond_the_end_is_a_loss(cluster: MockKafka, opened: Open) -> None:
     cluster.produce(0, some(3))
-    reader = RangeReader(source(cluster.bootstrap))
+    reader = opened()
     with pytest.raises(DataLossError):
         while True:
             reader.ahead({0: 50}, PATIENCE_SECONDS)
-    reader.close()
 
 
 def test_a_leaderless_partition_is_named_beside_other_ends(cluster: MockKafka) -> None:
@@ -129,21 +136,20 @@ def test_without_any_leader_the_ends_are_waited_for(cluster: MockKafka) -> None:
         KafkaTopic(source(cluster.bootstrap)).known_ends((0, 1), 1)
 
 
-def test_partitions_that_others_read_are_not_fetched_ahead(cluster: MockKafka) -> None:
+def test_partitions_that_others_read_are_not_fetched_ahead(cluster: MockKafka, opened: Open) -> None:
     cluster.produce(0, some(3000, 1000))
     cluster.produce(1, some(3000, 1000))
-    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    reader = opened(keep_partitions=True)
     list(reader.read({0: (0, 10), 1: (0, 10)}))
     reader.keep_only({0})
     assert offsets(list(reader.read({0: (10, 3000)})), 0) == list(range(10, 3000))
     assert 1 not in reader._ahead
     assert offsets(list(reader.read({1: (500, 3000)})), 1) == list(range(500, 3000))
-    reader.close()
 
 
-def test_few_records_behind_many_of_another_take_few_looks(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_records_behind_many_of_another_take_few_looks(cluster: MockKafka, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.produce(1, some(3000, 1000))
-    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    reader = opened(keep_partitions=True)
     list(reader.read({1: (0, 10)}))
     heard: list[set[int]] = []
     poll = RangeReader._poll
@@ -160,15 +166,14 @@ def test_few_records_behind_many_of_another_take_few_looks(cluster: MockKafka, m
     assert offsets(list(reader.read({0: (0, 5)})), 0) == list(range(5))
     assert len([found for found in heard if found]) < 30
     assert offsets(list(reader.read({1: (10, 3000)})), 1) == list(range(10, 3000))
-    reader.close()
 
 
-def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
     monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)
     cluster.produce(0, some(5000, 1000))
     cluster.produce(1, some(10))
-    reader = RangeReader(source(cluster.bootstrap), keep_partitions=True)
+    reader = opened(keep_partitions=True)
     assert offsets(list(reader.read({0: (0, 10), 1: (0, 5)})), 1) == [0, 1, 2, 3, 4]
     cluster.stop_broker(2)
     held: list[set[int]] = []
@@ -185,4 +190,3 @@ def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, 
     cluster.start_broker(2)
     cluster.produce(1, some(990))
     assert offsets(list(reader.read({0: (20, 5000), 1: (offsets(read, 1)[-1] + 1, 1000)})), 0) == list(range(20, 5000))
-    reader.close()

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from pipelines.connectors.kafka import client as kafka
 from pipelines.native_library import JSON_READER, NativeLibrary
 from pipelines.process.parse import json_reader as reader_module
 from support.packages import program
@@ -26,11 +25,3 @@ def without_library() -> Iterator[None]:
         reader_module.json_reader.cache_clear()
         yield
     reader_module.json_reader.cache_clear()
-
-
-@contextmanager
-def by_the_client() -> Iterator[None]:
-    """Kafka is read by the objects of confluent-kafka, by each reader that is made meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka, "kafka_library", lambda: None)
-        yield

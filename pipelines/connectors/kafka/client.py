@@ -22,9 +22,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pipelines.config import KafkaSource
-from pipelines.connectors.kafka.consumers import ClientConsumer, TopicConsumer
-from pipelines.connectors.kafka.librdkafka import kafka_library
-from pipelines.connectors.kafka.native_consumer import NativeConsumer
+from pipelines.connectors.kafka.consumers import MakeConsumer
+from pipelines.connectors.kafka.native_consumer import cheapest_consumer
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Asked, Block, SourceFacts
 from pipelines.error_classes import ErrorClasses
@@ -201,10 +200,16 @@ class RangeReader:
     the partitions being read are fetched.
     """
 
-    def __init__(self, source: KafkaSource, keep_partitions: bool = False, classes: ErrorClasses = _TABLE_CLASSES) -> None:
+    def __init__(
+        self,
+        source: KafkaSource,
+        keep_partitions: bool = False,
+        classes: ErrorClasses = _TABLE_CLASSES,
+        consumer: MakeConsumer = cheapest_consumer,
+    ) -> None:
         self._topic, self._classes = source.topic, classes
         self._keep_partitions = keep_partitions
-        self._consumer = _consumer(
+        self._consumer = consumer(
             self._topic,
             {
                 **client_settings(source),
@@ -375,11 +380,6 @@ class RangeReader:
 
     def close(self) -> None:
         self._consumer.close()
-
-
-def _consumer(topic: str, settings: Mapping[str, str | bool | int]) -> TopicConsumer:
-    library = kafka_library()
-    return NativeConsumer(library, topic, settings) if library else ClientConsumer(topic, settings)
 
 
 def _split(block: Block, at: int) -> tuple[Block, Block]:

@@ -1,6 +1,6 @@
-"""A consumer of one topic whose messages are blocks of RAW_SCHEMA, through confluent-kafka's own objects."""
+"""What a consumer of one topic gives: blocks of RAW_SCHEMA; and the one that makes them of confluent-kafka's objects."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
@@ -44,10 +44,15 @@ class TopicConsumer(Protocol):
     def close(self) -> None: ...
 
 
+Settings = Mapping[str, str | bool | int]
+MakeConsumer = Callable[[str, Settings], TopicConsumer]
+"""Makes a consumer of a topic by the settings of librdkafka; raises KafkaException for such as it does not take."""
+
+
 class ClientConsumer:
     """The consumer of confluent-kafka, which makes an object of each message."""
 
-    def __init__(self, topic: str, settings: Mapping[str, str | bool | int]) -> None:
+    def __init__(self, topic: str, settings: Settings) -> None:
         self._topic, self._consumer = topic, Consumer(dict(settings))
 
     def partitions(self, timeout_seconds: float) -> int:
