@@ -5,7 +5,7 @@ pipeline.py   one pipeline file, and what is done with it       results.py   wha
 
 from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
 from pipelines.proof.report import Finding, Gap, Verdict
-from tallyflow.pipeline import Pipeline, RunFailedError
+from tallyflow.pipeline import Message, Pipeline, RunFailedError
 from tallyflow.results import LegStatus, LegTally, Outcome, Preview, Proof, Run, Status, Tally
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "HaltError",
     "LegStatus",
     "LegTally",
+    "Message",
     "Outcome",
     "Pipeline",
     "Preview",

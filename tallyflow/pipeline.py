@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipelines.control.reload import reload_runners
 from pipelines.errors import TallyflowError
 from pipelines.home import default_home
 from pipelines.preview.declared import declared_program
-from pipelines.preview.given import frames_of, of_lines
+from pipelines.preview.given import Given, frames_of
 from pipelines.preview.run import preview
 from pipelines.preview.tables import with_tables
 from pipelines.proof.ask import audit_of, tally_of, verification_of
@@ -27,8 +28,17 @@ from resources.local_servers import NatsUse, use_local_servers
 from tallyflow.results import Preview, Proof, Run, Status, Tally
 
 _LOGGER = logging.getLogger("tallyflow")
-Record = bytes | str | Mapping[str, Any]
-"""A record's value: bytes or text as Kafka would hold it, or what JSON is made of."""
+Value = bytes | str | Mapping[str, Any] | None
+"""A record's value: bytes or text as Kafka would hold it, what JSON is made of, or None, as of a record that deletes."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A record with what Kafka keeps beside its value: a key, and headers by name."""
+
+    value: Value
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str | None] = field(default_factory=dict)
 
 
 class RunFailedError(TallyflowError):
@@ -55,15 +65,15 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline({self.id!r}, {str(self.path)!r})"
 
-    def preview(self, records: Iterable[Record], source: str | None = None) -> Preview:
+    def preview(self, records: Iterable[Value | Message], source: str | None = None) -> Preview:
         """Return what would become of some records, without a server but those of look-up tables; dedup knows no earlier record.
 
         `source`: the id of the source that they come from, of a pipeline with several.
         """
         config = load(self.path, offline=True)
-        source_id = chosen_source(config, source).source_id
+        source_id, now = chosen_source(config, source).source_id, datetime.now(UTC)
         program = with_tables(declared_program(config), config)
-        return Preview.of(preview(program, frames_of(of_lines(map(_value, records), source=source_id), config.sources)))
+        return Preview.of(preview(program, frames_of([_given(record, now, source_id) for record in records], config.sources)))
 
     def run(self, *, until_caught_up: bool = True, drain: bool = False, legs: Iterable[str] = (), connect: timedelta | None = None) -> Run:
         """Run the pipeline in a process of its own and wait until it ends; an interrupt stops it first, batches in work being finished.
@@ -120,10 +130,15 @@ class Pipeline:
         return load(self.path)
 
 
-def _value(record: Record) -> bytes:
-    if isinstance(record, bytes):
-        return record
-    return (record if isinstance(record, str) else json.dumps(record)).encode()
+def _given(record: Value | Message, at: datetime, source: str) -> Given:
+    message = record if isinstance(record, Message) else Message(record)
+    value = json.dumps(message.value) if isinstance(message.value, Mapping) else message.value
+    headers = tuple((name.encode(), _bytes(content)) for name, content in message.headers.items())
+    return Given(_bytes(value), at, _bytes(message.key), headers or None, source=source)
+
+
+def _bytes(content: bytes | str | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content
 
 
 def _run(command: list[str]) -> tuple[int, list[str]]:

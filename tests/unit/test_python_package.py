@@ -42,6 +42,21 @@ def test_a_preview_names_the_end_of_each_record(file: Path) -> None:
     assert frame["value"][3] == "\ufffd"
 
 
+def test_a_preview_takes_every_record_with_its_key_and_headers(file: Path) -> None:
+    columns = "columns: [{name: region, from: key}, {name: trace, from: headers, header: trace-id}]\n    schema_fields"
+    mapped = "".join(f"{{name: {name}, column_name: {name}, column_type: Nullable(String)}}, " for name in ("region", "trace"))
+    file.write_text(FILE.replace("schema_fields", columns).replace("mapping: [", f"mapping: [{mapped}"))
+    north = tallyflow.Message({"id": 1}, key="north", headers={"trace-id": b"a1", "other": None})
+    found = tallyflow.Pipeline.load(file).preview([north, tallyflow.Message(None, b"\xff"), b"", ' {"id": 2} '])
+    assert [(each.value, each.outcome) for each in found.outcomes] == [
+        (b'{"id": 1}', "row"),
+        (None, "rejected"),
+        (b"", "rejected"),
+        (b' {"id": 2} ', "row"),
+    ]
+    assert [(row["id"], row["region"], row["trace"]) for row in found.rows] == [(1, "north", "a1"), (2, None, None)]
+
+
 def test_a_preview_of_nothing_has_the_columns_of_others(file: Path) -> None:
     pipeline = tallyflow.Pipeline.load(file)
     assert pipeline.preview([{"id": 1}]).to_arrow().schema == tallyflow.Preview(()).to_arrow().schema

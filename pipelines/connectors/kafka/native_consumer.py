@@ -1,4 +1,4 @@
-"""A consumer of one topic whose messages our own C code makes blocks of RAW_SCHEMA, for two thirds of the CPU: no object is made of a message.
+"""A consumer of one topic whose messages become blocks of RAW_SCHEMA by our own C code: no object is made of a message.
 
 It gives what `consumers.ClientConsumer` gives, which is used where the library is not built, or this process has no librdkafka that can be
 reached. The consumer is made by librdkafka's C interface: the client's own calls back into Python from a poll, for which it must have begun
