@@ -73,7 +73,7 @@ class FrameTimes:
         cls, records: pa.Table, frames: Iterable[Message], before: Watermarks, window_us: int, sources: Sequence[str] = ()
     ) -> "FrameTimes":
         """Return the times of `frames`; `records` must be all of their records that reached dedup. `sources`: their ids, if several."""
-        found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max"), (TIME_COLUMN, "count")])
+        found = records.group_by("_tf_sequence", use_threads=False).aggregate([(TIME_COLUMN, "max"), (TIME_COLUMN, "count")])
         columns = (found.column(name).to_pylist() for name in ("_tf_sequence", f"{TIME_COLUMN}_max", f"{TIME_COLUMN}_count"))
         timed = {sequence: (newest, count) for sequence, newest, count in zip(*columns, strict=True)}
         rows = ((frame.sequence, partition_of(frame, sources), *timed.get(frame.sequence, (NEVER, 0))) for frame in frames)

@@ -30,6 +30,8 @@ MAX_CHUNK_BYTES = 128 * 1024 * 1024
 """Limit of a chunk, uncompressed as the block is in memory: lz4 packs 250:1 if values repeat, and a block has one buffer per column."""
 MAX_COLUMN_BYTES = 2**31
 """Arrow keeps a smaller column in one piece."""
+_LEAST_FOR_THREADS_BYTES = 8 * 1024 * 1024
+"""A smaller block is packed sooner, and for less CPU, than its buffers are given to threads."""
 MAX_REASONS = 100
 """Limit of the reasons that a plan lists; its content stays below 1 MiB."""
 MOST_SENT_AGAIN = 5_000
@@ -266,7 +268,9 @@ def insert_block(table: pa.Table) -> bytes:
             f"inserting a chunk: its {table.num_rows} rows do not fit into one block ({table.nbytes} bytes); nothing was sent"
         )
     out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)) as writer:
+    with_threads = table.nbytes >= _LEAST_FOR_THREADS_BYTES
+    options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True, use_threads=with_threads)
+    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
         writer.write_batch(batches[0])
     block: bytes = out.getvalue().to_pybytes()
     return block

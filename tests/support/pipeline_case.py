@@ -47,7 +47,7 @@ from pipelines.testing import LEGS, SINGLE
 from resources.local.stack import SERVERS, LocalStack
 from support.forked import Forked
 from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
-from support.producer import make_producer
+from support.producer import make_producer, produce
 
 PATIENCE_SECONDS = 240.0
 """For whatever is awaited: it costs time only when it does not come, and a shared machine may be five times slower than ours."""
@@ -203,14 +203,13 @@ class PipelineCase:
 
     def _produce(self, producer: Producer, values: Iterable[bytes | None], partitions: int) -> None:
         for number, value in enumerate(values):
-            producer.produce(self.topic, value, key=str(number).encode(), partition=number % partitions)
+            produce(producer, self.topic, value, key=str(number).encode(), partition=number % partitions)
             if number % 1000 == 0:
                 producer.poll(0)
 
     def send_at_once(self, values: Iterable[bytes | None], partitions: int = 3) -> None:
         """Sends values in one transaction: nobody sees one of them before all are there."""
-        # A slow machine fills the queue of 100,000 records faster than it empties it.
-        ours = {"transactional.id": self.topic, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
+        ours = {"transactional.id": self.topic, "linger.ms": 5}
         producer = Producer({"log_level": 0, **self.addresses.kafka_client, **ours})
         producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()

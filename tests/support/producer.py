@@ -11,6 +11,16 @@ def make_producer(client: Mapping[str, Any], **settings: Any) -> Producer:
     return Producer({"log_level": 0, **client, "linger.ms": 5, "acks": "all", "max.in.flight": 1, "on_delivery": _raise_failed, **settings})
 
 
+def produce(producer: Producer, *record: Any, **options: Any) -> None:
+    """Hands a record to the producer, once its queue has room: a slow machine fills it faster than it empties it."""
+    while True:
+        try:
+            producer.produce(*record, **options)
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
 def _raise_failed(error: KafkaError | None, _: Message) -> None:
     if error is not None:
         raise KafkaException(error)

@@ -68,7 +68,7 @@ def facts_of(records: pa.Table, frames: Iterable[Message], sources: Sequence[str
 
     `records`: all of their records that have reached the join, with `_tf_sequence` and TIME_COLUMN. `sources`: the ids of both sources.
     """
-    found = records.group_by("_tf_sequence").aggregate([(TIME_COLUMN, "max")])
+    found = records.group_by("_tf_sequence", use_threads=False).aggregate([(TIME_COLUMN, "max")])
     newest_us = dict(zip(found.column("_tf_sequence").to_pylist(), found.column(f"{TIME_COLUMN}_max").to_pylist(), strict=True))
     for frame in frames:
         partition = NO_PARTITION if is_tick(frame.subject) else partition_of(frame, sources)
