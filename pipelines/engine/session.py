@@ -59,9 +59,7 @@ CLUSTER_DEFAULTS: dict[str, str] = {
 """Settings for executors beside this process; `spark-defaults.conf` may say otherwise."""
 
 # Without counters for jstat an idle JVM wakes up 27 times a second instead of 47.
-_JAVA_OPTIONS = (
-    "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=256m -XX:ReservedCodeCacheSize=96m"
-)
+_JAVA_OPTIONS = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=256m -XX:ReservedCodeCacheSize=96m"
 
 
 def default_master(tasks: int = 2) -> str:
