@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipelines.native_library import JSON_READER, KAFKA_READER
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deployment" / "image" / "Dockerfile"
 COMPOSE = ROOT / "deployment" / "compose" / "compose.yaml"
@@ -34,6 +36,12 @@ def test_hadolint_finds_a_planted_fault(tmp_path: Path) -> None:
         DOCKERFILE.read_text().replace("--no-cache-dir ", "", 1).replace("\nWORKDIR /opt", "\nWORKDIR opt")
     )
     assert "DL3000" in linted("hadolint", str(tmp_path / "Dockerfile")).stdout
+
+
+def test_every_reader_in_c_is_built_into_the_image() -> None:
+    (made,) = [step for step in DOCKERFILE.read_text().split("\nRUN ") if "tallyflow prepare" in step]
+    assert made.index("--yes gcc") < made.index("tallyflow prepare") < made.index("purge --yes --auto-remove gcc")
+    assert all(f"/usr/local/share/tallyflow/{library.name}-*.so" in made for library in (JSON_READER, KAFKA_READER))
 
 
 def test_compose_takes_the_file() -> None:
