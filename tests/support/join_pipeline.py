@@ -17,7 +17,7 @@ from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
 from support import outside_join
 from support.pipeline_case import PipelineCase, wait_until
-from support.producer import make_producer
+from support.producer import make_producer, produce
 
 MISSING = b"{broken"
 
@@ -96,7 +96,7 @@ class JoinPipeline:
             if at_ms is not None:
                 record["at"] = at_ms(number)
             value = MISSING if one < 0 else json.dumps(record).encode()
-            producer.produce(self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
+            produce(producer, self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
         assert producer.flush(60) == 0
 
     def rows(self) -> list[tuple[int, str | None, float]]:

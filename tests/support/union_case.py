@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from resources.local.stack import Addresses
 from support.pipeline_case import PipelineCase, wait_until
-from support.producer import make_producer
+from support.producer import make_producer, produce
 
 DEDUP = {"type": "dedup", "config": {"key": "id", "time_window": "1h"}}
 OF_CRM = {
@@ -59,7 +59,7 @@ class Union:
         producer = make_producer(addresses.kafka_client)
         for number, one in enumerate(ids):
             value = BROKEN if one < 0 else json.dumps(_record(source, one)).encode()
-            producer.produce(self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
+            produce(producer, self.topics[source], value, key=str(one).encode(), partition=number % self.partitions)
         assert producer.flush(60) == 0
 
     def rows(self) -> list[tuple[int, str, float, str]]:
