@@ -29,6 +29,14 @@ def test_with_a_url_it_is_both_files_without_a_password(tmp_path: Path) -> None:
     assert yaml.safe_load(written)["storage"] == {"postgres": {"postgres_url": {"env": "DAGSTER_POSTGRES_URL"}}}
 
 
+def test_a_run_waits_longer_than_a_code_server_restarts(tmp_path: Path) -> None:
+    write_instance(tmp_path, "")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        queue = instance.get_concurrency_config().run_queue_config
+    assert queue is not None
+    assert queue.max_user_code_failure_retries * queue.user_code_failure_retry_delay >= 60
+
+
 @pytest.mark.parametrize(("existing", "words"), [("telemetry: {}", "does not use it"), ("# DAGSTER_POSTGRES_URL", "")])
 def test_a_present_file_stays_and_is_named_if_it_ignores_the_url(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], existing: str, words: str
