@@ -29,7 +29,7 @@ MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
 UNREADABLE_HEADER = b"tallyflow.unreadable"
 """The only header of a record with `oversize` that is not too large: the client could not read it. Its value is the error's type."""
 _TARGET_FRAME_BYTES = 384 * 1024
-# To give each buffer to a thread of its own costs four times the CPU of a frame of 40 rows, and a third more of one of 5,000.
+# To give each buffer to a thread takes more than four times the CPU of a frame of 40 rows, and a fifth more of one of 5,000.
 _WRITING, _READING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False), pa.ipc.IpcReadOptions(use_threads=False)
 
 INSTANT = pa.timestamp("us", tz="UTC")

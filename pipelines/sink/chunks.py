@@ -31,7 +31,7 @@ MAX_CHUNK_BYTES = 128 * 1024 * 1024
 MAX_COLUMN_BYTES = 2**31
 """Arrow keeps a smaller column in one piece."""
 _LEAST_FOR_THREADS_BYTES = 8 * 1024 * 1024
-"""A smaller block is packed sooner, and for less CPU, than its buffers are given to threads."""
+"""A smaller block takes less CPU where its buffers are not given to threads; a larger one gains time by them."""
 MAX_REASONS = 100
 """Limit of the reasons that a plan lists; its content stays below 1 MiB."""
 MOST_SENT_AGAIN = 5_000
