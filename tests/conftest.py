@@ -10,13 +10,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import gc
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +27,7 @@ from pyspark.sql import SparkSession
 from support.network_case import Proxied, proxies, through
 from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, with_all_up, workers_of
-from support.plain_commands import PlainCommand, run_plain_command
+from support.plain_commands import PlainCommand, PlainDrain
 
 import pipelines.sink.settling
 from pipelines.engine.session import build_session, default_master
@@ -204,7 +202,7 @@ def way(case: PipelineCase, request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks what `apply` (to drain) and `demo` (its runners) would start as a Python with Spark."""
-    monkeypatch.setattr("pipelines.cli.apply.subprocess", SimpleNamespace(run=run_plain_command, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr("pipelines.cli.apply.Popen", PlainDrain)
     monkeypatch.setattr("pipelines.demo.acts.Popen", PlainCommand)
 
 

@@ -1,12 +1,12 @@
 """The command that applies an edit of a pipeline file, and what `diff` shows of it."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -218,9 +218,13 @@ def _means(file: Path, config: PipelineConfig, text: str, of_spark: Sequence[str
 
 
 def _drain(file: Path, of_spark: Sequence[str]) -> None:
-    """Run the file as it was at its last start until nothing waits: in a process of its own, because Spark starts once in a process."""
-    command = [sys.executable, "-m", "pipelines.cli", "run", str(file), "--drain", "--as-started", *of_spark]
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode  # noqa: S603
+    """Run the file as it was at its last start until nothing waits: in a process of its own, because Spark starts once in a process.
+
+    The process ends with this one, even if this one is killed: what is applied again must not meet it.
+    """
+    command = [sys.executable, "-m", "pipelines.cli", "run", str(file), "--drain", "--as-started", "--end-with-input", *of_spark]
+    with Popen(command, stdin=PIPE) as run:  # noqa: S603
+        code = run.wait()
     if code:
         raise HaltError(
             f"draining under the file as it ran: `tallyflow run {file} --drain --as-started` ended with {code}; its message is above"

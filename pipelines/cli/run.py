@@ -10,6 +10,7 @@ from pipelines.cli.arguments import File, Master, SparkConf, UntilCaughtUp, dire
 from pipelines.cli.narration import LogFormat, Narrator, own_output
 from pipelines.config import PipelineConfig, load, notes
 from pipelines.control.control import find_runners
+from pipelines.control.processes import stop_with_input
 from pipelines.errors import ConfigurationError, TallyflowError
 from pipelines.home import default_home
 from pipelines.protocol.topology import KINDS
@@ -43,6 +44,7 @@ def run(
     log_format: Annotated[
         LogFormat | None, typer.Option("--log-format", help="How events are shown. Default: a live line on a terminal, elsewhere text.")
     ] = None,
+    ends_with_input: Annotated[bool, typer.Option("--end-with-input", hidden=True, help="Stop when standard input ends.")] = False,
 ) -> None:
     """Run a pipeline until it is stopped (SIGTERM, Ctrl-C or `tallyflow stop`).
 
@@ -52,6 +54,8 @@ def run(
     from pipelines.runner.options import RunOptions
     from pipelines.runner.spark_engine import SparkEngine
 
+    if ends_with_input:
+        stop_with_input()
     # Who invokes the command from Python may hand in another engine as the context's object.
     engine: SparkEngine = context.obj or SparkEngine()
     with errors_as_exit():

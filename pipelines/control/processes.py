@@ -6,6 +6,7 @@ A process is identified by its pid *and* the moment the kernel started it, so a 
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,17 @@ def spawn(
     _CHILDREN[child.pid] = child
     # A child that has ended already is a zombie until it is polled, so it still has its start mark.
     return ProcessIdentity(child.pid, start_mark(child.pid, zombie=True) or "ended at once")
+
+
+def stop_with_input() -> None:
+    """Send SIGTERM to this process when its standard input ends: the process at the other end of the pipe has ended, or was killed."""
+
+    def read_to_end() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read_to_end, name="input", daemon=True).start()
 
 
 def host_mark() -> str:

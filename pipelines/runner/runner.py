@@ -203,11 +203,13 @@ class Runner:
             reraise=True,
         )
         try:
-            return retrying(self._prepare, sinks)
+            prepared = retrying(self._prepare, sinks)
         except RetryableError:
-            if self.stop_requested.is_set():
-                return None
-            raise
+            if not self.stop_requested.is_set():
+                raise
+            return None
+        else:
+            return None if self.stop_requested.is_set() else prepared
         finally:
             for sink in sinks.values():
                 sink.close()

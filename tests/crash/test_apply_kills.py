@@ -4,11 +4,15 @@ import random
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
-from support.edited_case import mapping
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase
+from support.edited_case import mapping, waiting_at_the_sink
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+
+from pipelines.control.processes import identify
 
 pytestmark = pytest.mark.crash
 
@@ -45,3 +49,17 @@ def test_an_apply_that_is_killed_loses_nothing(case: PipelineCase) -> None:
     )
     assert found.result_rows == [(case.good, case.good, case.good, case.good)]
     assert len(case.dead_letters()) == case.sent - case.good
+
+
+def test_a_drain_ends_with_the_apply_that_began_it(case: PipelineCase) -> None:
+    waiting_at_the_sink(case)
+    case.write_file(mapping(renamed))
+    killed = case.begin([sys.executable, "-m", "pipelines.cli", "apply", str(case.file), "--yes", "--no-start"])
+    (drain,) = wait_until(lambda: [identify(one.pid) for one in psutil.Process(killed.pid).children()], "a drain")
+    assert drain is not None
+    killed.kill()
+    assert drain.wait_ended(timedelta(seconds=PATIENCE_SECONDS))
+    assert case.count() == 0
+    again = case.invoke("apply", str(case.file), "--yes", "--no-start")
+    assert again.exit_code == 0, again.output
+    assert case.count() == 100

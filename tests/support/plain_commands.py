@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, CompletedProcess
+from subprocess import PIPE
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -30,11 +30,15 @@ class PlainCommand(Forked):
         self.wait()
 
 
-def run_plain_command(command: Sequence[str], stdin: int, check: bool) -> "CompletedProcess[str]":
-    """In place of `subprocess.run`; what the command says goes to ours at its end."""
-    assert (stdin, check) == (DEVNULL, False)
-    process = PlainCommand(command)
-    out, err = process.communicate()
-    print(out)
-    print(err, file=sys.stderr)
-    return CompletedProcess(command, process.wait(), out, err)
+class PlainDrain(PlainCommand):
+    """In place of the `subprocess.Popen` of `apply`'s drain; what it says goes to ours at its end."""
+
+    def __init__(self, command: Sequence[str], stdin: int) -> None:
+        assert stdin == PIPE
+        # A forked command has no input that could stay open.
+        super().__init__([word for word in command if word != "--end-with-input"])
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        out, err = self.communicate()
+        print(out)
+        print(err, file=sys.stderr)
