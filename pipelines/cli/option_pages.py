@@ -53,7 +53,7 @@ def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _section(words: str, command: Any) -> str:
-    shown = [param for param in command.params if param.name != "help"]
+    shown = [param for param in command.params if param.name != "help" and not getattr(param, "hidden", False)]
     arguments = [param for param in shown if _is_argument(param)]
     usage = " ".join([f"tallyflow {words}", *(_usage(argument) for argument in arguments)])
     examples = EXAMPLES.get(words, ())

@@ -102,7 +102,7 @@ def test_a_waiting_start_is_stopped_and_leaves_nothing(case: PipelineCase) -> No
     assert sorted(path.name for path in case.names.directory(case.home).iterdir()) == ["control.lock", "desired.json"]
 
 
-def test_a_start_that_is_stopped_during_its_checks_takes_no_lease(case: PipelineCase) -> None:
+def test_a_start_that_is_stopped_in_its_checks_takes_no_lease(case: PipelineCase) -> None:
     case.create_topic()
     runner = case.warm_runner()
     runner.request_stop()
