@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -58,6 +59,7 @@ _LATE_COMPILER = (
 """The JVM's second compiler comes ten times later: a start takes 5.7 s of CPU instead of 8.3, rows cost the same (measured)."""
 _ATTEMPTS = 3
 """Calls of one row that must all end a worker of Spark: it may also be killed from outside."""
+_ALWAYS_WARNED = b"WARNING: Using incubator modules"
 _JVM_HAS_ENDED = 3
 """The exit code of this process when its JVM is gone."""
 
@@ -207,6 +209,26 @@ def _ending_with_the_jvm() -> Iterator[None]:
         os._exit(_JVM_HAS_ENDED)
 
 
+@contextmanager
+def passing_on_errors() -> Iterator[None]:
+    """Give the JVM that starts meanwhile a pipe as its standard error: its lines pass on, without the warning of every start of Spark."""
+    ours, (lines, pipe) = os.dup(2), os.pipe()
+    Thread(target=_pass_on, args=(lines, ours), name="errors of the JVM", daemon=True).start()
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+
+
+def _pass_on(lines: int, errors: int) -> None:
+    with open(lines, "rb") as said:
+        for line in said:
+            if not line.startswith(_ALWAYS_WARNED):
+                os.write(errors, line)
+
+
 def start_session(root: Path, scratch: Path) -> SparkSession:
     """Start the session of this process, for one task at a time."""
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
@@ -224,7 +246,8 @@ def start_session(root: Path, scratch: Path) -> SparkSession:
     here = {"spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
     for key, value in {**_SETTINGS, **here, "spark.driver.extraJavaOptions": shlex.join(options)}.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with passing_on_errors():
+        session = builder.getOrCreate()
     # It writes each error of a record, with the stack of the JVM, to the standard error.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     return session

@@ -53,8 +53,8 @@ def test_validate_refuses_what_is_not_row_wise(case: PipelineCase) -> None:
     assert "its plan has a sort" in " ".join(refused.stderr.split())
 
 
-def test_preview_calls_a_dataframe_function(case: PipelineCase) -> None:
-    write(case)
+def test_preview_calls_a_dataframe_function(case: PipelineCase, capfd: pytest.CaptureFixture[str]) -> None:
+    write(case, source=SOURCE.replace("def f(", 'print("as it loads", flush=True)\ndef f('))
     sample = case.file.with_name("sample.jsonl")
     sample.write_bytes(b"\n".join(event(n, name, 1.0) for n, name in enumerate(NAMES[:4])) + b"\n")
     shown = case.invoke("preview", str(case.file), "--input", str(sample), "--json")
@@ -62,3 +62,4 @@ def test_preview_calls_a_dataframe_function(case: PipelineCase) -> None:
     steps = [record["steps"][-1] for record in json.loads(shown.stdout)]
     assert [step["outcome"] for step in steps] == ["row", "dropped", "rejected", "row"]
     assert "own:f raises [USER_RAISED_EXCEPTION] a bad name with name = 'raises'" in steps[2]["reason"]
+    assert capfd.readouterr().err == "as it loads\n"
