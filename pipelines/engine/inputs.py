@@ -13,7 +13,7 @@ from threading import Event
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sources import Asked, Source
 from pipelines.errors import DataLossError, RetryableError
-from pipelines.protocol.ledger import read_chain
+from pipelines.protocol.ledger import DONE_MARK, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.outcomes import written_for
 from pipelines.protocol.topology import LegId
@@ -207,7 +207,7 @@ class Hold:
 
 
 class StreamInput(Input):
-    """The end of the stream that a leg reads. The ledger entries of the legs upstream wake it; it also looks every half second."""
+    """The end of the stream that a leg reads. Each `done` of the legs upstream wakes it; it also looks every half second."""
 
     limit = MAX_FRAMES_PER_BATCH
 
@@ -248,7 +248,7 @@ class StreamInput(Input):
 
     def _subscribe(self) -> None:
         for leg in self._upstream[self._subscribed :]:
-            self._log.on_message(self._names.chain(leg), self.wake)
+            self._log.on_message(self._names.chain(leg), self.wake, DONE_MARK)
             self._subscribed += 1
 
     def _rows_waiting(self) -> int:

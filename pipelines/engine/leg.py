@@ -6,7 +6,7 @@ A leg works on (done.to, end] in as many plans as needed; then its input names t
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -233,6 +233,24 @@ AnyLeg = Leg[Any, Any]
 def input_mark(message: Message) -> InputMark:
     """Return the mark of a last input frame for its `done`."""
     return InputMark(message.sequence, message.subject, message.time.isoformat(), digest(message.payload))
+
+
+def fetch_behind(log: JetStream, mark: InputMark | None, stream: str, subject: str, to: int) -> Iterator[Message]:
+    """Yield the messages behind the input of the last `done`, up to sequence `to`, from the first one if there is no `done`.
+
+    Whether that input is still there is seen in the same answer. Raise DataLossError as `check_input` does.
+    """
+    messages = log.fetch(stream, subject, mark.sequence - 1 if mark else 0, to)
+    if mark is None:
+        yield from messages
+        return
+    first = next(messages, None)
+    if first is None or first.sequence != mark.sequence or digest(first.payload) != mark.digest:
+        # A replica that lags may have answered: the leader decides.
+        check_input(log, stream, mark)
+        if first is not None and first.sequence > mark.sequence:
+            yield first
+    yield from messages
 
 
 def check_input(log: JetStream, stream: str, mark: InputMark | None) -> None:

@@ -13,7 +13,7 @@ from pipelines.config import format_duration
 from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamInput
-from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, input_mark
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, fetch_behind, input_mark
 from pipelines.errors import FunctionHaltError, HaltError, UndecidedError
 from pipelines.key_store.store import made_for
 from pipelines.process.admission import admission_of
@@ -27,7 +27,7 @@ from pipelines.process.program import Program
 from pipelines.process.snapshot_choice import SnapshotChoice
 from pipelines.process.stage_config import config_of, planned
 from pipelines.process.ticks import TickedInput
-from pipelines.protocol.bodies import PageReference, Poison, ProcessDone, ProcessPlan
+from pipelines.protocol.bodies import InputMark, PageReference, Poison, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, Entry, stored_form
 from pipelines.protocol.naming import bucket_of_partition, listed_as
 from pipelines.protocol.positions import Position, differences
@@ -100,7 +100,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         return self._run_lists
 
     def _start_offset(self) -> Offset:
-        self._check_input()
+        check_input(self.connections.log, self.connections.names.stream("raw"), self._input_mark)
         self._check_buckets()
         if self.chain.state.plan is None:
             self._check_clock()
@@ -115,8 +115,9 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
     def _listed_by(self) -> PageReference | None:
         return self._done.runs if self._done else None
 
-    def _check_input(self) -> None:
-        check_input(self.connections.log, self.connections.names.stream("raw"), self._done.input if self._done else None)
+    @property
+    def _input_mark(self) -> InputMark | None:
+        return self._done.input if self._done else None
 
     def _check_buckets(self) -> None:
         done, buckets = self._done, config_of(self.connections, self.connections.run.stage_config).buckets
@@ -205,7 +206,7 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         log, names = self.connections.log, self.connections.names
         messages: list[Message] = []
         size = 0
-        for message in log.fetch(names.stream("raw"), names.subjects("raw"), start, to):
+        for message in fetch_behind(log, self._input_mark, names.stream("raw"), names.subjects("raw"), to):
             size += message.content_bytes
             if size > most_bytes and len(messages) >= LEAST_FRAMES:
                 break
@@ -272,7 +273,6 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
 
     def _execute(self, plan: ProcessPlan) -> ProcessDone:
         self._attempts = (plan.to, self._attempts[1] + 1 if self._attempts[0] == plan.to else 1)
-        self._check_input()
         item = self._item(plan)
         arrived = self._arrived(item)
         # All buckets at once: a step through the stages has a fixed cost, however few its rows are.

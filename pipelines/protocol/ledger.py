@@ -21,6 +21,8 @@ from pipelines.protocol.records import Message
 FORMAT = 3
 """Format of the entries: raised when a release writes other fields, or gives them another meaning."""
 Totals = dict[Text, Count]
+DONE_MARK = b'"kind":"done"'
+"""In every entry that is a `done`, and in no other."""
 
 
 class Log(Protocol):

@@ -7,11 +7,11 @@ from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.sinks import Sink
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Hold, Offset, StreamInput
-from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input
+from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, fetch_behind
 from pipelines.errors import HaltError, RetryableError
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
-from pipelines.protocol.bodies import PlannedPieces, SinkDone, SinkPlan
+from pipelines.protocol.bodies import InputMark, PlannedPieces, SinkDone, SinkPlan
 from pipelines.protocol.ledger import Chain, Entry
 from pipelines.protocol.records import Message
 from pipelines.rollups.feeds import rollups_of
@@ -88,12 +88,12 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return self.connections.sink
 
     def _start_offset(self) -> Offset:
-        self._check_input()
+        check_input(self.connections.log, self._stream, self._input_mark)
         return {"sequence": self.chain.state.to or 0}
 
-    def _check_input(self) -> None:
-        done = self.chain.state.done
-        check_input(self.connections.log, self._stream, done.body.input if done else None)
+    @property
+    def _input_mark(self) -> InputMark | None:
+        return self.chain.state.done.body.input if self.chain.state.done else None
 
     def covers(self, end: Offset) -> bool:
         return (self.chain.state.to or 0) >= end["sequence"]
@@ -104,7 +104,6 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     def propose(self, end: Offset) -> SinkPlan:
         start = self.chain.state.to or 0
-        self._check_input()
         chunk, ends = self._next_chunk(start, end["sequence"])
         self._proposed = chunk
         config = self._config_of(chunk)
@@ -147,7 +146,7 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     def _next_chunk(self, after: int, to: int) -> tuple[Chunk, tuple[int, ...]]:
         """Return the first chunk of the waiting frames, and the ends of its pieces: one, unless lanes may insert some."""
-        waiting = self._cut(self._frames(after, to))
+        waiting = self._cut(self._frames(to))
         first = next(waiting, None)
         if first is None:
             raise RetryableError(f"reading {self._stream}: NATS does not deliver sequence {after + 1} yet; retrying")
@@ -166,12 +165,12 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
 
     def _planned_chunk(self, after: int, to: int) -> Chunk:
         """Return a chunk that an earlier start has planned, whatever the limits of its release were."""
-        messages = tuple(self._frames(after, to))
+        messages = tuple(self._frames(to))
         check_contiguous(self._stream, [message.sequence for message in messages], after, to)
         return Chunk(messages)
 
-    def _frames(self, after: int, to: int) -> Iterator[Message]:
-        return self.connections.log.fetch(self._stream, self.connections.names.subjects(self.connections.out), after, to)
+    def _frames(self, to: int) -> Iterator[Message]:
+        return fetch_behind(self.connections.log, self._input_mark, self._stream, self.connections.names.subjects(self.connections.out), to)
 
     def execute(self, plan: Entry[SinkPlan]) -> SinkDone:
         # An earlier attempt may have amended the plan.

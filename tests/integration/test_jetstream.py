@@ -203,6 +203,14 @@ def test_a_subscriber_hears_of_new_messages_until_it_stops(log: JetStream, strea
     assert not heard.acquire(timeout=0.3)
 
 
+def test_a_subscriber_may_hear_of_some_messages_only(log: JetStream, stream: str) -> None:
+    heard = threading.Semaphore(0)
+    log.on_message(f"{stream}.a", heard.release, b"done")
+    publish(log, f"{stream}.a", [b"a plan", b"is done"])
+    assert heard.acquire(timeout=60)
+    assert not heard.acquire(timeout=0.3)
+
+
 def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: str, running_stack: LocalStack) -> None:
     publish(log, f"{stream}.a", [b"%d" % n for n in range(10)])
     server = running_stack.server("nats")

@@ -124,14 +124,17 @@ class Connection:
         assert self._client is not None
         return self._client
 
-    def on_message(self, subject: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` (from the connection's thread) on every publish to `subject`; return the function that stops it.
+    def on_message(self, subject: str, callback: Callable[[], None], containing: bytes = b"") -> Callable[[], None]:
+        """Call `callback` (from the connection's thread) on every publish to `subject` that contains these bytes.
+
+        Return the function that stops it.
 
         A plain subscription: it may miss messages around a reconnect, so callers also poll now and then.
         """
 
-        async def received(_: Msg) -> None:
-            callback()
+        async def received(message: Msg) -> None:
+            if containing in message.data:
+                callback()
 
         return self._subscribed(subject, received)
 

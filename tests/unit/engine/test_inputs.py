@@ -14,7 +14,7 @@ from pipelines.connectors.sources import SourceFacts
 from pipelines.engine.inputs import FEW_OFFSETS, IDLE_SECONDS, LINGER_SECONDS, Hold, Input, Offset, SourceInput, StreamInput, admit
 from pipelines.errors import RetryableError
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan
-from pipelines.protocol.ledger import Chain
+from pipelines.protocol.ledger import DONE_MARK, Chain
 from pipelines.protocol.naming import Names
 from pipelines.testing import SINGLE, ManualClock, MemoryLog
 
@@ -248,12 +248,14 @@ class Announcing(MemoryLog):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.woken: list[tuple[str, Callable[[], None]]] = []
+        self.heard = b""
 
-    def on_message(self, subject: str, callback: Callable[[], None]) -> None:
+    def on_message(self, subject: str, callback: Callable[[], None], containing: bytes) -> None:
         if self.refusals:
             self.refusals -= 1
             raise RetryableError("away")
         self.woken.append((subject, callback))
+        self.heard = containing
 
 
 @pytest.fixture
@@ -290,6 +292,7 @@ def test_a_stream_is_subscribed_once_to_the_legs_upstream(log: Announcing, clock
     assert found.next({"sequence": 0}, Event()) == {"sequence": 3}
     assert found.next({"sequence": 1}, Event()) == {"sequence": 3}
     assert [subject for subject, _ in log.woken] == [NAMES.chain(PROCESS)]
+    assert log.heard == DONE_MARK
 
 
 def test_an_announcement_wakes_an_input_that_waits(log: Announcing, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:

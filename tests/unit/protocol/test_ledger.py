@@ -8,7 +8,7 @@ import pytest
 from pipelines.errors import DataLossError, FencedError, HaltError, InvariantError, RetryableError
 from pipelines.protocol.bodies import Offsets
 from pipelines.protocol.codec import Count, Text
-from pipelines.protocol.ledger import FORMAT, Chain, ChainState, ChainType, Done, Entry, Open, Plan, read_chain
+from pipelines.protocol.ledger import DONE_MARK, FORMAT, Chain, ChainState, ChainType, Done, Entry, Open, Plan, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
 from pipelines.testing import FIRST_INSTANT, Fault, MemoryLog
@@ -74,6 +74,14 @@ def test_an_entry_survives_its_encoding() -> None:
     assert KIND.decode(message) == replace(entry, sequence=9)
     envelope = {"format": FORMAT, "kind": "plan", "epoch": 3, "previous_done": 2, "open_plan": 0}
     assert json.loads(entry.encode()) == {**envelope, "start": 4, "to": 7}
+
+
+def test_only_a_done_has_the_mark_of_one() -> None:
+    log = MemoryLog()
+    own = opened(log)
+    own.plan(planned(None, 5, '"kind":"done"'))
+    closed(own, {})
+    assert [DONE_MARK in message.payload for message in log.messages(STREAM)] == [False, False, True]
 
 
 def test_an_empty_chain_has_no_end() -> None:
