@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import partial
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from pipelines.connectors.nats.streams import StreamState
 from pipelines.errors import ConflictError, RetryableError
 from pipelines.protocol import frame_bodies
 from pipelines.protocol.codec import Count, Form, Text
+from pipelines.protocol.ledger import Append, Outcome, outcome_of
 from pipelines.protocol.naming import body_number, body_streams
 from pipelines.protocol.records import RAW_SCHEMA, Message
 from pipelines.protocol.topology import Topology
@@ -141,6 +143,10 @@ class MemoryLog:
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         """Append one message iff `expected` is the subject's last sequence (0: none); return its sequence. Else raise ConflictError."""
         return frame_bodies.publish(self.store, self.streams, subject, payload, headers, expected)
+
+    def publish_all(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Do `publish` for each, in order, whatever becomes of those before it."""
+        return [outcome_of(partial(self.publish, *append)) for append in appends]
 
     def store(self, subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> int:
         """Append one message as it is, whatever the last sequence is if `expected` is None."""

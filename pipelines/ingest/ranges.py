@@ -16,7 +16,7 @@ from pipelines.engine.connections import Connections
 from pipelines.engine.lanes import OWN_SHARES
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
-from pipelines.protocol.append import Appender, Tail, Written
+from pipelines.protocol.append import Appender, Appending, Tail, Written, together
 from pipelines.protocol.bodies import RawTail
 from pipelines.protocol.codec import Count, Flag, Form, PartitionKey, Text, from_text, to_text
 from pipelines.protocol.failpoints import reach
@@ -85,7 +85,7 @@ class IngestReport(Form):
 def ingest(connections: Connections, item: IngestItem) -> IngestReport:
     """Read the item's ranges and append their frames; report the frames now on raw, including other attempts' frames.
 
-    Encoding and publishing run on a thread of their own, one flush behind reading.
+    While more is read, encoding and publishing run on a thread of their own, one flush behind.
     """
     ranges = {int(p): range_ for p, range_ in item.ranges.items()}
     tails = {int(p): Tail(tail.sequence, tail.offset) for p, tail in item.tails.items()}
@@ -161,14 +161,13 @@ class _Copy:
             if last is not None:
                 last.result()
             if blocks:
-                publisher.submit(self._flush, blocks).result()
+                self._flush(blocks)
         reach("ingest.after-publish")
 
     def _flush(self, held: dict[int, list[Block]]) -> None:
         """Write blocks, once it is certain that they were read from the pipeline's original source: identities are never reused."""
         self._check_identity()
-        for partition, blocks in held.items():
-            _write(self.writers[partition], blocks)
+        together(self.connections.log, [_writing(self.writers[partition], blocks) for partition, blocks in held.items()])
 
     def _check_identity(self) -> None:
         if self.source.facts().identity != self.connections.run.identities[self.item.source]:
@@ -203,7 +202,7 @@ def headers_of(connections: Connections, source_id: str, partition: int, epoch: 
     return {HEADER_TOPIC: name, HEADER_TOPIC_ID: identity, HEADER_PARTITION: str(partition), HEADER_RUN: str(epoch)}
 
 
-def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
+def _writing(writer: PartitionWriter, blocks: list[Block]) -> Appending[None]:
     """Write blocks as frames.
 
     Expired offsets, which only a last block has, become a frame of their own that names the number of skipped offsets.
@@ -211,10 +210,10 @@ def _write(writer: PartitionWriter, blocks: list[Block]) -> None:
     *before, end = blocks
     if end.is_expired:
         if before:
-            writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
-        writer.skip(end.next_offset)
+            yield from writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
+        yield from writer.skip(end.next_offset)
     else:
-        writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
+        yield from writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
 
 
 def _blocks(source: Source, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:

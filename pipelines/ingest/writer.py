@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import InvariantError
-from pipelines.protocol.append import Appender, Written
+from pipelines.protocol.append import Appender, Appending, Written
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.records import HEADER_BYTES, HEADER_LAST, HEADER_SKIPPED, HEADER_TOPIC_ID, RAW_SCHEMA, Framing, Message
 
@@ -41,16 +41,16 @@ class PartitionWriter:
         self.must_read_back = False
         """True if `frames` is not the whole range: another attempt wrote a part of it, or offsets were skipped."""
 
-    def skip(self, next_offset: int) -> None:
+    def skip(self, next_offset: int) -> Appending[None]:
         """Cover the expired offsets before `next_offset` with an empty frame that names their number."""
         self.must_read_back = True
         while not self._catch_up(next_offset):
             empty = RAW_SCHEMA.empty_table()
-            self._append(
+            yield from self._append(
                 empty, self._appender.framing.encode(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)}
             )
 
-    def write(self, records: pa.Table, next_offset: int) -> None:
+    def write(self, records: pa.Table, next_offset: int) -> Appending[None]:
         """Write the frames for `records`, which end before `next_offset`; skip the offsets that another attempt has already written.
 
         A stretch without rows gets an empty frame if it ends the range, so that the tail shows the progress of reading.
@@ -60,12 +60,12 @@ class PartitionWriter:
             if rest.num_rows == 0 and next_offset < self._end:
                 return
             for part, payload, last in _frames(self._appender.framing, rest, next_offset):
-                if not self._append(part, payload, last, {HEADER_BYTES: str(part.nbytes)}):
+                if not (yield from self._append(part, payload, last, {HEADER_BYTES: str(part.nbytes)})):
                     break
 
-    def _append(self, part: pa.Table, payload: bytes, last: int, headers: dict[str, str]) -> bool:
+    def _append(self, part: pa.Table, payload: bytes, last: int, headers: dict[str, str]) -> Appending[bool]:
         """Append one frame; return False if another attempt has written here meanwhile."""
-        written = self._appender.append(payload, self._covered + 1, last, part.num_rows, {**self._headers, **headers})
+        written = yield from self._appender.appending(payload, self._covered + 1, last, part.num_rows, {**self._headers, **headers})
         if written is None:
             self.must_read_back = True
             return False

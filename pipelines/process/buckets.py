@@ -29,7 +29,7 @@ from pipelines.process.items import ProcessItem, SubjectTail
 from pipelines.process.program import Program
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.watermarks import FrameTimes
-from pipelines.protocol.append import Appender, Tail, append_rows, last_position
+from pipelines.protocol.append import Appender, Appending, Tail, Written, append_rows, appending_rows, last_position, together
 from pipelines.protocol.bodies import PROCESS_CHAIN
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.naming import DEDUP_STORE, bucket_of_key, bucket_of_partition, listed_as
@@ -55,13 +55,14 @@ class Buckets:
         """The segments that the next `done` lists, for the buckets that had rows."""
 
     def append(self, rows: pa.Table, rejected: pa.Table) -> None:
-        """Append rows and dead letters of any buckets, each in position order."""
-        names = self._connections.names
-        for bucket, share in shares(rows, partition_owners(rows, self._config.buckets)):
-            self.append_for_sinks(bucket, share)
+        """Append rows and dead letters of any buckets, each in position order: the rows of all buckets at once, then the dead letters."""
+        names, log = self._connections.names, self._connections.log
+        by_bucket = shares(rows, partition_owners(rows, self._config.buckets))
+        together(log, [appending for bucket, share in by_bucket for appending in self._appending_for_sinks(bucket, share)])
         reach("process.between-frames")
-        for bucket, share in shares(rejected, partition_owners(rejected, self._config.buckets)):
-            append_rows(self.appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share)
+        refused = shares(rejected, partition_owners(rejected, self._config.buckets))
+        letters = [(self.appender("dlq", names.dead_letters(PROCESS_CHAIN.leg, bucket)), share) for bucket, share in refused]
+        together(log, [appending_rows(appender, share) for appender, share in letters])
 
     def append_bucket(self, bucket: int, rows: pa.Table, frames: FrameTimes | None) -> tuple[dict[str, int], pa.Table | None]:
         """Append all rows of the plan in `bucket`, given in any order; return the counts of their outcomes, and the dead letters, if any.
@@ -83,10 +84,14 @@ class Buckets:
 
     def append_for_sinks(self, bucket: int, rows: pa.Table) -> None:
         """Append the rows of a bucket, in the order of its positions, to the stream of each sink that takes some."""
+        together(self._connections.log, self._appending_for_sinks(bucket, rows))
+
+    def _appending_for_sinks(self, bucket: int, rows: pa.Table) -> Iterator[Appending[list[Written[Position]]]]:
         for leg in self._sinks:
             mine = self._config.tables.rows_for(rows, leg)
             if mine.num_rows:
-                append_rows(self.appender(leg.input_role, self._connections.names.out(bucket, leg.input_role)), mine, self._headers)
+                subject = self._connections.names.out(bucket, leg.input_role)
+                yield appending_rows(self.appender(leg.input_role, subject), mine, self._headers)
 
     def append_dead_letters(self, bucket: int, dead_letters: Sequence[pa.Table]) -> None:
         """Append all dead letters of the plan in `bucket`, given in any order."""

@@ -68,10 +68,13 @@ def _process_here(
 ) -> ProcessReport:
     """Do a plan in this process; return its report, with the counts of the buckets."""
     buckets = Buckets(connections, config, item)
-    portions = steps(frames, STEP_BYTES // config.widening, item.step_frames)
+    portions = [*steps(frames, STEP_BYTES // config.widening, item.step_frames)]
     passed = (admitted(step, run_step(connections, config, step, item.poison)) for step in portions)
     if not config.is_keyed:
-        _append_in_order(buckets, passed)
+        if len(portions) > 1:
+            _append_in_order(buckets, passed)
+        else:
+            buckets.append(*next(passed))
         return ProcessReport({}, buckets.tails(), buckets.runs)
     rows, rejected = (joined(list(tables)) for tables in zip(*passed, strict=True))
     if config.join is not None:

@@ -5,14 +5,15 @@ runner can only write the same rows or nothing. The rule applies to raw frames (
 (position: raw sequence, ordinal, emit; of rows of a join the same of their causes).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from pipelines.errors import ConflictError, FencedError, InvariantError, RetryableError
-from pipelines.protocol.ledger import Log
+from pipelines.protocol.ledger import Append, Log, Outcome
 from pipelines.protocol.positions import Position, beyond, first_and_last
 from pipelines.protocol.records import FRAMING, HEADER_BYTES, HEADER_FIRST, HEADER_LAST, HEADER_ROWS, Framing, Message
 
@@ -22,6 +23,7 @@ class Comparable(Protocol):
 
 
 P = TypeVar("P", bound=Comparable)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,35 @@ class Written(Generic[P]):
     bytes: int
 
 
+Appending = Generator[Append, int, T]
+"""Work that appends frames, one after another: it is sent the new sequence of each, or thrown the error of its append."""
+
+
+def together(log: Log, work: Iterable[Appending[T]]) -> list[T]:
+    """Do several such works at once, each on subjects of its own; return their results.
+
+    Raise what one of them raises: when each frame that was sent has its answer, and before the next ones are sent.
+    """
+    begun = list(work)
+    results: dict[int, T] = {}
+    steps: dict[int, Callable[[], Append]] = {number: partial(next, one) for number, one in enumerate(begun)}
+    while steps:
+        waiting: dict[int, Append] = {}
+        for number, step in steps.items():
+            try:
+                waiting[number] = step()
+            except StopIteration as end:
+                results[number] = end.value
+        outcomes = zip(waiting, log.publish_all([*waiting.values()]) if waiting else (), strict=True)
+        steps = {number: partial(_answer, begun[number], outcome) for number, outcome in outcomes}
+    return [results[number] for number in range(len(begun))]
+
+
+def _answer(work: Appending[Any], outcome: Outcome) -> Append:
+    """Tell the work what has become of its append; return the next one."""
+    return work.send(outcome) if isinstance(outcome, int) else work.throw(outcome)
+
+
 class Appender(Generic[P]):
     """Appends to one subject. `tail` may be a remembered tail: a stale one loses the compare-and-set and is read again.
 
@@ -60,7 +91,7 @@ class Appender(Generic[P]):
         tail: Tail[P] | None = None,
         framing: Framing = FRAMING,
     ) -> None:
-        self._log, self._stream, self._subject = log, stream, subject
+        self.log, self._stream, self._subject = log, stream, subject
         self._position_of, self._limit = position_of, limit
         self._tail, self.framing = tail, framing
 
@@ -76,10 +107,17 @@ class Appender(Generic[P]):
         return self._tail
 
     def read_tail(self) -> Tail[P]:
-        message = self._log.last(self._stream, self._subject)
+        message = self.log.last(self._stream, self._subject)
         return Tail(0, None) if message is None else Tail(message.sequence, self._position_of(message))
 
     def append(self, payload: bytes, first: P, last: P, rows: int, headers: dict[str, str] | None = None) -> Written[P] | None:
+        """Do `appending` by itself."""
+        (written,) = together(self.log, [self.appending(payload, first, last, rows, headers)])
+        return written
+
+    def appending(
+        self, payload: bytes, first: P, last: P, rows: int, headers: dict[str, str] | None = None
+    ) -> "Appending[Written[P] | None]":
         """Append one frame for positions `first`..`last`, unless the subject already reaches `last`; then return None.
 
         Return None, too, if the subject reaches beyond `first` but not to `last` (a frame of another attempt, cut elsewhere): the caller
@@ -90,7 +128,7 @@ class Appender(Generic[P]):
             return None
         stamped = {HEADER_FIRST: str(first), HEADER_LAST: str(last), HEADER_ROWS: str(rows), **(headers or {})}
         try:
-            sequence = self._log.publish(self._subject, payload, stamped, tail.sequence)
+            sequence = yield Append(self._subject, payload, stamped, tail.sequence)
         except (ConflictError, RetryableError) as error:
             self._tail = newest = self.read_tail()
             if newest.sequence == tail.sequence:
@@ -120,6 +158,14 @@ def last_position(message: Message) -> Position:
 def append_rows(
     appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None, beside: Sequence[str] = ()
 ) -> list[Written[Position]]:
+    """Do `appending_rows` by itself."""
+    (written,) = together(appender.log, [appending_rows(appender, table, headers, beside)])
+    return written
+
+
+def appending_rows(
+    appender: Appender[Position], table: pa.Table, headers: dict[str, str] | None = None, beside: Sequence[str] = ()
+) -> Appending[list[Written[Position]]]:
     """Append the rows of a table, in the order of its positions, that the subject does not hold yet; return the frames written now.
 
     `headers` are set on each frame, besides the headers that name the covered positions. `beside`: columns that are not written.
@@ -133,7 +179,7 @@ def append_rows(
         for part, payload in appender.framing.cut(rest.drop_columns([*beside])):
             first, last = first_and_last(rest.slice(done, part.num_rows))
             done += part.num_rows
-            frame = appender.append(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
+            frame = yield from appender.appending(payload, first, last, part.num_rows, {**(headers or {}), HEADER_BYTES: str(part.nbytes)})
             if frame is None:
                 break
             written.append(frame)

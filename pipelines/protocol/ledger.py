@@ -9,11 +9,11 @@ Why the ledger and not Spark's checkpoint is the commit point: reference/protoco
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from pipelines.errors import ConflictError, DataLossError, FencedError, HaltError, InvariantError, RetryableError
+from pipelines.errors import ConflictError, DataLossError, FencedError, HaltError, InvariantError, RetryableError, TallyflowError
 from pipelines.protocol.codec import Count, F, Form, FormError, Seconds, Text, from_record, from_text, to_record
 from pipelines.protocol.naming import Names
 from pipelines.protocol.records import Message
@@ -25,10 +25,32 @@ DONE_MARK = b'"kind":"done"'
 """In every entry that is a `done`, and in no other."""
 
 
+class Append(NamedTuple):
+    """A message to append to its subject iff `expected` is the last sequence there; 0: the subject is empty."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+    expected: int
+
+
+Outcome = int | TallyflowError
+"""What has become of an append: the new sequence, or the error that `Log.publish` would raise."""
+
+
+def outcome_of(append: Callable[[], int]) -> Outcome:
+    try:
+        return append()
+    except TallyflowError as error:
+        return error
+
+
 class Log(Protocol):
     """The part of JetStream that the protocol needs; `connectors.jetstream.JetStream` and `testing.MemoryLog` provide it."""
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int: ...
+
+    def publish_all(self, appends: Sequence[Append]) -> list[Outcome]: ...
 
     def last(self, stream: str, subject: str) -> Message | None: ...
 

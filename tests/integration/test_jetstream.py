@@ -16,6 +16,7 @@ from pipelines.connectors.nats import streams as jetstream
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
+from pipelines.protocol.ledger import Append
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -57,6 +58,17 @@ def test_a_publish_succeeds_only_behind_the_expected_message(log: JetStream, str
     state = log.state(stream)
     assert state is not None
     assert (state.first_sequence, state.last_sequence, state.messages) == (1, 3, 3)
+
+
+def test_several_subjects_are_appended_to_at_once(log: JetStream, stream: str) -> None:
+    first = log.publish(f"{stream}.b", b"one", {}, 0)
+    sizes = {"a": 1, "b": 1, "c": 1, "d": 2**21}
+    a, b, c, d = log.publish_all([Append(f"{stream}.{name}", b"x" * size, {}, 0) for name, size in sizes.items()])
+    stored = {name: log.last(stream, f"{stream}.{name}") for name in sizes}
+    assert {a, c} == {2, 3}
+    assert {name: message and message.sequence for name, message in stored.items()} == {"a": a, "b": first, "c": c, "d": None}
+    assert isinstance(b, ConflictError)
+    assert isinstance(d, HaltError)
 
 
 def test_the_clock_is_the_one_that_stamps_messages(log: JetStream, stream: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pipelines.config import NatsConnection
@@ -10,6 +11,7 @@ from pipelines.connectors.nats.streams import Streams, StreamState
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import RetryableError
 from pipelines.protocol import frame_bodies
+from pipelines.protocol.ledger import Append, Outcome, outcome_of
 from pipelines.protocol.naming import body_number, body_streams
 from pipelines.protocol.records import Message
 
@@ -43,6 +45,10 @@ class JetStream(Streams):
         Raises ConflictError if it is not. RetryableError means that the outcome is unknown: read the last message before a retry.
         """
         return frame_bodies.publish(self.store, self._streams, subject, payload, headers, expected)
+
+    def publish_all(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Do `publish` for messages of several subjects, at once where no bodies are dealt; return the outcome of each."""
+        return self.store_all(appends) if self._streams == 1 else [outcome_of(partial(self.publish, *append)) for append in appends]
 
     def get(self, stream: str, sequence: int) -> Message | None:
         """Return the message at `sequence`, from the stream's leader; None if it is purged or not yet written."""

@@ -1,13 +1,14 @@
 """The position rule: what an appender writes, and what it finds already there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 
 from pipelines.errors import FencedError, InvariantError, RetryableError
-from pipelines.protocol.append import Appender, Tail, Written, append_rows, last_position
+from pipelines.protocol.append import Appender, Tail, Written, append_rows, appending_rows, last_position, together
+from pipelines.protocol.ledger import Append, Outcome
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import FRAMING, Framing, Message, decode_frame, encode_frame
 from pipelines.testing import Fault, MemoryLog
@@ -27,9 +28,11 @@ TABLE = rows((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1))
 POSITIONS = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
-def appender(log: MemoryLog, tail: Tail[Position] | None = None, limit: Position = FAR, cut: list[int] | None = None) -> Appender[Position]:
+def appender(
+    log: MemoryLog, tail: Tail[Position] | None = None, limit: Position = FAR, cut: list[int] | None = None, subject: str = SUBJECT
+) -> Appender[Position]:
     framing = FRAMING if cut is None else in_frames_of(cut)
-    return Appender(log, STREAM, SUBJECT, last_position, limit, tail, framing)
+    return Appender(log, STREAM, subject, last_position, limit, tail, framing)
 
 
 def stored(log: MemoryLog) -> list[list[tuple[int, int]]]:
@@ -240,3 +243,60 @@ def test_a_frame_may_end_between_rows_of_a_record(sizes: list[int]) -> None:
     frames = [decode_frame(message.payload).to_pylist() for message in log.messages(STREAM)]
     assert [tuple(row.values()) for frame in frames for row in frame] == places
     assert log.messages(STREAM)[-1].headers["Tf-Last"] == "2.0.2"
+
+
+class Counting(MemoryLog):
+    """A log that notes the subjects of each call of `publish_all`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[str]] = []
+
+    def publish_all(self, appends: Sequence[Append]) -> list[Outcome]:
+        self.calls.append([append.subject[-1] for append in appends])
+        return super().publish_all(appends)
+
+
+def on_three_subjects(log: MemoryLog) -> list[list[Written[Position]]]:
+    """Six, two and no rows, in frames of two."""
+    tables = zip("012", (TABLE, TABLE.slice(0, 2), TABLE.slice(0, 0)), strict=True)
+    return together(log, [appending_rows(appender(log, cut=[2], subject=f"tf.p.out.{n}"), table) for n, table in tables])
+
+
+def test_subjects_are_appended_to_at_once_frame_by_frame() -> None:
+    log = Counting()
+    written = on_three_subjects(log)
+    assert log.calls == [["0", "1"], ["0"], ["0"]]
+    assert [[(frame.first, frame.rows, frame.sequence) for frame in frames] for frames in written] == [
+        [(Position(1, 0, 0), 2, 1), (Position(2, 0, 0), 2, 3), (Position(3, 0, 0), 2, 4)],
+        [(Position(1, 0, 0), 2, 2)],
+        [],
+    ]
+
+
+def test_nothing_at_once_takes_no_call() -> None:
+    log = Counting()
+    assert together(log, []) == []
+    assert log.calls == []
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("fault", [Fault.DROPPED, Fault.DELAYED])
+def test_where_one_of_several_appends_fails_the_others_stand(nth: int, fault: Fault) -> None:
+    """Another attempt writes what lacks, and nothing twice."""
+    log = MemoryLog()
+    log.fail_publish(fault, nth)
+    with pytest.raises(RetryableError):
+        on_three_subjects(log)
+    assert [message.subject[-1] for message in log.messages(STREAM)] == ["1" if nth == 1 else "0"]
+    on_three_subjects(log)
+    log.deliver()
+    assert sorted(flat(log)) == sorted([*POSITIONS, *POSITIONS[:2]])
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_lost_answer_among_several_is_found_on_its_subject(nth: int) -> None:
+    log = MemoryLog()
+    log.fail_publish(Fault.LOST_ACKNOWLEDGEMENT, nth)
+    on_three_subjects(log)
+    assert sorted(flat(log)) == sorted([*POSITIONS, *POSITIONS[:2]])

@@ -293,12 +293,12 @@ def _a_tick_before_the_end(patch: Patch) -> None:
 
 MUTANTS: dict[Callable[[Patch], None], int] = {
     _left_edge_inclusive: 26,
-    _right_edge_inclusive: 154,
+    _right_edge_inclusive: 358,
     _ended_with_the_range: 26,
     _caused_by_the_end_of_the_range: 26,
     _newest_right_of_the_range_only: 17,
     _consumed_twice: 17,
-    _kept_for_its_own_window: 385,
+    _kept_for_its_own_window: 5159,
     _ordered_by_left: 745,
     _floor_without_the_waiting: 25,
     _floor_without_the_oldest_of_a_frame: 56,

@@ -222,7 +222,7 @@ def names_the_configuration_of_the_day(self: SinkLeg, chunk: object) -> Program:
 def test_a_sink_planning_under_todays_configuration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SinkLeg, "_config_of", names_the_configuration_of_the_day)
     with pytest.raises(AssertionError, match=r"table|their columns are not those"):
-        for seed in seeds(8):
+        for seed in seeds(20):
             play(seed)
 
 
@@ -355,8 +355,8 @@ def test_letters_that_entered_again_and_fill_raw_make_room(monkeypatch: pytest.M
     ("step", "mistake", "found_by"),
     [
         ("_purge_subject", takes_the_last_message, 0),
-        ("_purge_frames", takes_what_the_sink_has_not_read, 3),
-        ("_limits", takes_records_of_rows_that_are_not_confirmed, 3),
+        ("_purge_frames", takes_what_the_sink_has_not_read, 4),
+        ("_limits", takes_records_of_rows_that_are_not_confirmed, 4),
     ],
 )
 def test_a_purge_that_goes_too_far_is_found(

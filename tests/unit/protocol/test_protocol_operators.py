@@ -163,7 +163,7 @@ def test_a_sink_that_sends_what_was_given_up_is_found(monkeypatch: pytest.Monkey
     """The command died between its decision and the letters."""
     monkeypatch.setattr("pipelines.sink.leg.abandoned_rows", lambda *_: None)
     with pytest.raises(AssertionError):
-        found_in(36)
+        found_in(113)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------------
