@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable, Hashable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -49,12 +50,39 @@ class Kept:
         return [one for one in self._kept.values() if isinstance(one, kind)]
 
 
+class KeptThreads(Kept):
+    """Threads for one piece of work after the other: to start eight takes longer than what they do for a hundred rows.
+
+    Called as ThreadPoolExecutor is, with a number and a name. What is returned ends when its own work has; the threads end with this.
+    """
+
+    def __call__(self, count: int, name: str) -> Executor:
+        return _Turn(self.keep((count, name), partial(ThreadPoolExecutor, count, name)))
+
+
+class _Turn(Executor):
+    """The use of kept threads by one piece of work."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._given: list[Future[Any]] = []
+
+    def submit(self, work: Callable[..., Made], /, *args: Any, **named: Any) -> "Future[Made]":
+        future = self._pool.submit(work, *args, **named)
+        self._given.append(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if wait:
+            wait_for(self._given)
+
+
 @dataclass(frozen=True)
 class Means:
     """What a leg's work uses of its own process: how rows become frames, threads (their number, and their name), DuckDB engines."""
 
     framing: Framing = FRAMING
-    threads: Callable[[int, str], Executor] = ThreadPoolExecutor
+    threads: Callable[[int, str], Executor] = field(default_factory=KeptThreads)
     open_engine: Callable[[], Engine] = open_engine
 
 
