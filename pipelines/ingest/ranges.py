@@ -210,10 +210,10 @@ def _writing(writer: PartitionWriter, blocks: list[Block]) -> Appending[None]:
     *before, end = blocks
     if end.is_expired:
         if before:
-            yield from writer.write(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
-        yield from writer.skip(end.next_offset)
+            yield from writer.writing(pa.concat_tables([b.records for b in before]), before[-1].next_offset)
+        yield from writer.skipping(end.next_offset)
     else:
-        yield from writer.write(pa.concat_tables([b.records for b in blocks]), end.next_offset)
+        yield from writer.writing(pa.concat_tables([b.records for b in blocks]), end.next_offset)
 
 
 def _blocks(source: Source, ranges: dict[int, tuple[int, int]]) -> Iterator[Block]:

@@ -41,7 +41,7 @@ class PartitionWriter:
         self.must_read_back = False
         """True if `frames` is not the whole range: another attempt wrote a part of it, or offsets were skipped."""
 
-    def skip(self, next_offset: int) -> Appending[None]:
+    def skipping(self, next_offset: int) -> Appending[None]:
         """Cover the expired offsets before `next_offset` with an empty frame that names their number."""
         self.must_read_back = True
         while not self._catch_up(next_offset):
@@ -50,7 +50,7 @@ class PartitionWriter:
                 empty, self._appender.framing.encode(empty), next_offset - 1, {HEADER_SKIPPED: str(next_offset - 1 - self._covered)}
             )
 
-    def write(self, records: pa.Table, next_offset: int) -> Appending[None]:
+    def writing(self, records: pa.Table, next_offset: int) -> Appending[None]:
         """Write the frames for `records`, which end before `next_offset`; skip the offsets that another attempt has already written.
 
         A stretch without rows gets an empty frame if it ends the range, so that the tail shows the progress of reading.

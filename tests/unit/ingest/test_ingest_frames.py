@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.errors import InvariantError, RetryableError
 from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
-from pipelines.protocol.append import Appender, Tail, Written
+from pipelines.protocol.append import Appender, Tail, Written, together
 from pipelines.protocol.records import RAW_SCHEMA, Framing, decode_frame, encode_frame
 from pipelines.testing import Fault, MemoryLog, records
 
@@ -21,9 +21,19 @@ def two_rows_per_frame(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
         yield table.slice(start, 2), encode_frame(table.slice(start, 2))
 
 
-def writer(log: MemoryLog, start: int, end: int, tail: Tail[int] | None = None, run: str = "1") -> PartitionWriter:
+class Writer(PartitionWriter):
+    """A writer of one partition, and of no others at once."""
+
+    def write(self, records: pa.Table, next_offset: int) -> None:
+        together(self._appender.log, [self.writing(records, next_offset)])
+
+    def skip(self, next_offset: int) -> None:
+        together(self._appender.log, [self.skipping(next_offset)])
+
+
+def writer(log: MemoryLog, start: int, end: int, tail: Tail[int] | None = None, run: str = "1") -> Writer:
     appender = Appender(log, STREAM, SUBJECT, last_offset, end - 1, tail, Framing(cut=two_rows_per_frame))
-    return PartitionWriter(appender, start, end, {"Tf-Run": run})
+    return Writer(appender, start, end, {"Tf-Run": run})
 
 
 def block(*offsets: int) -> pa.Table:
