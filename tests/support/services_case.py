@@ -35,11 +35,9 @@ _SYSTEMD_STOP_SECONDS = 90
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with the values in the places of its own, each of which must be there."""
-    for old, new in values.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    """The text with the values in the places of its own, each of which must be there; a value may look like such a place."""
+    assert not [old for old in values if old not in text]
+    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
 
 
 class Services:
