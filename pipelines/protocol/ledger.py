@@ -39,6 +39,7 @@ Outcome = int | TallyflowError
 
 
 def outcome_of(append: Callable[[], int]) -> Outcome:
+    """Return the new sequence that an append gives, or the error that it raises."""
     try:
         return append()
     except TallyflowError as error:

@@ -19,12 +19,16 @@ MANY = 52
 def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied) -> None:
     case, nats, _ = proxied
     case.create_topic()
-    with running(case):
+    with running(case) as runner:
         case.send_events(1000)
         case.wait_count(1000)
         nats.forget()
         before = nats.connections
+        # New connections say nothing, either, until the leg was seen to wait.
+        nats.be_silent()
         case.send_events(1000)
+        waits(runner, "ingest", "NATS did not answer (TimeoutError)")
+        nats.pass_on()
         wait_until(lambda: nats.connections > before, "a new connection", 60)
     assert case.dead_letters() == []
 
