@@ -260,8 +260,9 @@ def _left_of(process: "subprocess.Popen[bytes]", patience: timedelta) -> list[ps
     """Return the processes of the session that still run after `patience`."""
     deadline = time.monotonic() + patience.total_seconds()
     while True:
-        process.poll()
         left = [one for one in psutil.process_iter() if _is_of(one, process.pid)]
+        # Behind the look: what ends meanwhile is reaped, too.
+        process.poll()
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(_POLL_SECONDS)

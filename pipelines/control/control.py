@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,10 +122,10 @@ def _halted_file(directory: Path, leg: str) -> Path:
     return directory / _HALTED_FILE.format(LegId.parse(leg).token)
 
 
-def note_halt(directory: Path, leg: str, message: str, file: str) -> None:
-    """Note why this process ends, and that the leg must not be restarted automatically."""
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(_halted_file(directory, leg), asdict(Halt(message, start_mark(os.getpid()) or "", at, file, host_mark())))
+def note_halt(directory: Path, leg: str, message: str, file: str, at: datetime) -> None:
+    """Note why this process ends, and that the leg must not be restarted automatically; legs that end at one halt share its instant."""
+    halt = Halt(message, start_mark(os.getpid()) or "", at.isoformat(timespec="seconds"), file, host_mark())
+    _write(_halted_file(directory, leg), asdict(halt))
 
 
 def read_halts(directory: Path) -> dict[LegId, Halt]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.dashboard.figures import Choice, RollupFigures, all_figures
 from pipelines.errors import ConfigurationError, Fault, HaltError, TallyflowError
-from pipelines.loopback import BoundedConnection, local_only
+from pipelines.loopback import LoopbackServer
 
 PAGE = Path(__file__).parent / "page"
 _HEADERS = {
@@ -98,7 +97,7 @@ def application_of(config: PipelineConfig, figures: _Figures) -> ASGIApp:
         Route("/api/figures", of_window),
         Mount("/page", StaticFiles(directory=PAGE)),
     ]
-    return local_only(Starlette(routes=routes, middleware=[Middleware(_Headers)]))
+    return Starlette(routes=routes, middleware=[Middleware(_Headers)])
 
 
 def _choice(asked: Mapping[str, str]) -> Choice:
@@ -137,16 +136,7 @@ class Dashboard:
             self._socket = socket.create_server(("127.0.0.1", port))
         except OSError as error:
             raise HaltError(f"serving the dashboard: port {port} cannot be used ({error.strerror}); choose another with --port") from error
-        settings = uvicorn.Config(
-            application_of(config, self._figures),
-            http=BoundedConnection,
-            ws="none",
-            log_level="error",
-            access_log=False,
-            backlog=BoundedConnection.most_connections,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(settings)
+        self._server = LoopbackServer(application_of(config, self._figures), {"log_level": "error", "timeout_graceful_shutdown": 2})
 
     @property
     def url(self) -> str:
@@ -167,4 +157,4 @@ class Dashboard:
 
     def stop(self) -> None:
         """Let `serve` return. For any thread."""
-        self._server.should_exit = True
+        self._server.end()

@@ -55,8 +55,8 @@ def shares(dead_letters: pa.Table) -> Iterator[tuple[SourcePartition, pa.Table]]
             yield SourcePartition(source, partition), of_source.filter(pc.equal(of_source.column("_tf_partition"), partition))
 
 
-def taken(log: Any, names: Names, lag_seconds: float = LAG_SECONDS) -> Taken:
-    """Return the dead letters that all plans so far have named, including an open one.
+def taken(log: Any, names: Names, lag_seconds: float = LAG_SECONDS, is_finished: bool = False) -> Taken:
+    """Return the dead letters that all plans so far have named, including an open one; with `is_finished` without that.
 
     If a plan were missed, its dead letters would be redriven twice. Raise as the log does, and RetryableError if a replica lags for longer
     than `lag_seconds`.
@@ -69,7 +69,9 @@ def taken(log: Any, names: Names, lag_seconds: float = LAG_SECONDS) -> Taken:
         retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(lag_seconds), wait=wait_fixed(lag_seconds / 50), reraise=True
     )
     messages = retrying(lambda: list(fetch_whole(log, stream, subject, 0, last.sequence)))
-    return Taken.of(body for message in messages if isinstance(body := REDRIVE_CHAIN.decode(message).body, RedrivePlan))
+    bodies = [REDRIVE_CHAIN.decode(message).body for message in messages]
+    finished = max((body.to for body in bodies if isinstance(body, RedriveDone)), default=0)
+    return Taken.of(body for body in bodies if isinstance(body, RedrivePlan) and not (is_finished and body.to > finished))
 
 
 class Redrive:
@@ -120,7 +122,8 @@ class Redrive:
 
     def _finish(self, plan: RedrivePlan) -> None:
         if plan.action == ENTER:
-            self._append(plan)
+            # A newer holder finishes the plan, too, and its dead letters may be purged behind that.
+            self._chain.unless_overtaken(lambda: self._append(plan))
             reach("redrive.after-publish")
         self._chain.done(RedriveDone(start=plan.start, to=plan.to, counts={STATE_AFTER[plan.action]: count(plan.letters)}))
 

@@ -18,7 +18,7 @@ from pipelines.config import PipelineConfig
 from pipelines.connectors.nats.client import JetStream
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
-from pipelines.dead_letters.stream import frames_that_may_go, read_frames, stored_to, with_states
+from pipelines.dead_letters.stream import frames_that_may_go, purge_taken, read_frames, stored_to, with_states
 from pipelines.dead_letters.triage import ExactSelection, Selection
 from pipelines.errors import ConfigurationError, Fault, FencedError, RetryableError
 from pipelines.process.fingerprints import with_fingerprints
@@ -27,7 +27,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
-from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_dead_letters, purge_lease, redrive_entries_that_may_go
+from pipelines.protocol.purge import bytes_free_for_redrive, fold_redrive, purge_lease, redrive_entries_that_may_go
 from pipelines.protocol.records import instant
 from pipelines.protocol.redrive import WAITING, Rows, can_enter
 from pipelines.protocol.stream_limits import LEAST_LIMIT_BYTES
@@ -73,9 +73,7 @@ class Reprocessing:
         )
         outcome = self.discard(Selection(until=before), "older than dead_letters.max_age")
         # Read first: what is stored stays so.
-        stored = stored_to(self._log, self._names, self._config.topology)
-        may_go = frames_that_may_go(self._log, self._names, taken(self._log, self._names), before, stored)
-        purge_dead_letters(self._log, self._names, may_go)
+        purge_taken(self._log, self._names, before, stored_to(self._log, self._names, self._config.topology))
         return outcome
 
     def enter_edited(self, edited: Edited) -> Outcome:

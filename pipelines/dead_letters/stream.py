@@ -31,7 +31,7 @@ from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import Log, read_chain
 from pipelines.protocol.naming import Names
 from pipelines.protocol.positions import Position
-from pipelines.protocol.purge import PurgeLog, read_purged
+from pipelines.protocol.purge import PurgeLog, purge_dead_letters, read_purged
 from pipelines.protocol.records import decode_frame, describe_frame
 from pipelines.protocol.redrive import DISCARDED, REDRIVEN, Taken
 from pipelines.protocol.topology import Topology
@@ -137,6 +137,14 @@ def read_frames(log: JetStream, names: Names) -> Iterator[tuple[int, pa.Table]]:
 def stored_to(log: Log, names: Names, topology: Topology) -> int:
     """Return the sequence up to which all tables of dead letters hold them; sys.maxsize without such a table."""
     return min((read_chain(log, names, leg.chain).to or 0 for leg in topology.dead_letters), default=sys.maxsize)
+
+
+def purge_taken(log: PurgeLog, names: Names, before: datetime, stored: int) -> None:
+    """Purge the frames of which every dead letter was taken by a finished plan; `before` and `stored` as of `frames_that_may_go`.
+
+    An open plan needs its frames: the caller may have lost the lease to the one that made the plan, and was killed.
+    """
+    purge_dead_letters(log, names, frames_that_may_go(log, names, taken(log, names, is_finished=True), before, stored))
 
 
 def frames_that_may_go(log: PurgeLog, names: Names, known: Taken, before: datetime, stored: int) -> dict[str, int]:

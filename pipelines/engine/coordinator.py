@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from pipelines.config.settings import settings_digest
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
-from pipelines.engine.line import Answer, Join, Joined, Process, Report
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Join, Joined, Process, Report
 from pipelines.engine.release import release_differences
 from pipelines.errors import FencedError, HaltError, TallyflowError
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.topology import LegId
 
 SILENT_SECONDS = 3.0
+UNHEARD_SECONDS = 1.5 * REPORT_EVERY_SECONDS
+"""The runner asks Spark whether a process has ended that has not reported for so long."""
 RIGHT_SECONDS = 8.0
 """Limit of the right to a share from a report on: an insert, which nothing fences, may begin while more than 6 s are left."""
 IDLE_SECONDS = 5.0
@@ -55,7 +57,8 @@ class LegView:
 class _Member:
     """The process that has a share. `until`: the time up to which it may insert. `heard_at`: that of its last report.
 
-    `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one.
+    `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one. `task`: Spark's id of its task, empty
+    if it has none.
     """
 
     process: Process
@@ -63,6 +66,7 @@ class _Member:
     heard_at: float
     task_at: float
     is_leaving: bool = False
+    task: str = ""
 
 
 class Coordinator:
@@ -96,6 +100,8 @@ class Coordinator:
         self._to_begin = 0
         self._begun: set[Process] = set()
         """The processes that have a task of the epoch, of which there are `_to_begin`."""
+        self._taken_over: dict[int, list[Mapping[str, int]]] = {}
+        """What the legs had reached when a process took a share over from a lost one in this epoch, by the share."""
         self.changed = threading.Event()
         """Set with each report, and with each halt or wait that the runner notes itself."""
         self.is_stopping = False
@@ -134,9 +140,11 @@ class Coordinator:
                 return Joined(is_stopping=True)
             return Joined(held_by=processes, ended_epoch=self._ended_epoch)
         epochs = {str(leg): self._epoch(leg, free[0]) for leg in self.shares[free[0]]}
+        if free[0] in self._members and self._members[free[0]].process != join.process:
+            self._taken_over[free[0]] = self._reached(free[0])
         self._granted.add(free[0])
         now = self._clock()
-        self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now)
+        self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now, task=join.task)
         lane = 0 if epochs else self._lane(free[0])
         settings = self._settings if epochs else ""
         return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch, settings=settings)
@@ -172,7 +180,7 @@ class Coordinator:
                 return Answer(is_replaced=True)
             if any(self._legs[leg].lease.lost.is_set() for leg in self.shares[report.share]):
                 return Answer(is_replaced=True)
-            if report.has_task:
+            if report.task:
                 self._note_task(report.process, report.epoch)
             beside = self._neighbours(report.process)
             for neighbour in beside:
@@ -184,8 +192,8 @@ class Coordinator:
             if report.has_ended:
                 del self._members[report.share]
             seconds = self._lease_seconds(report.share)
-            member.heard_at = self._clock()
-            if report.has_task:
+            member.heard_at, member.task = self._clock(), report.task
+            if report.task:
                 member.task_at = member.heard_at
             member.until = member.heard_at + seconds
             is_stopping = self.is_stopping or member.is_leaving or report.share >= self.tasks
@@ -232,6 +240,20 @@ class Coordinator:
                 lane.is_leaving = True
 
     @property
+    def unheard_tasks(self) -> set[str]:
+        """The tasks of processes that have not reported for UNHEARD_SECONDS, while another one waits for a share."""
+        with self._lock:
+            unheard = [member.task for member in self._members.values() if self._clock() - member.heard_at >= UNHEARD_SECONDS]
+            return {task for task in unheard if task} if self._someone_waits else set()
+
+    def give_up(self, tasks: Set[str]) -> None:
+        """Give the shares of processes that ended with these tasks to others."""
+        with self._lock:
+            for member in self._members.values():
+                if member.task in tasks:
+                    member.until = self._clock()
+
+    @property
     def most_lanes(self) -> int:
         """The number of lanes for which there are shares."""
         return sum(not legs for legs in self.shares)
@@ -271,19 +293,29 @@ class Coordinator:
         """Begin an epoch of the query; return its number, which no other one of this runner has, and its tasks."""
         with self._lock:
             self._begun_epoch, self._epoch_tasks = self._begun_epoch + 1, self.tasks
-            self._to_begin, self._begun = self.tasks, set()
+            self._to_begin, self._begun, self._taken_over = self.tasks, set(), {}
             return self._begun_epoch, self._epoch_tasks
 
     @property
     def is_border_due(self) -> bool:
-        """Whether the epoch has fewer tasks than the run keeps, each has begun, and its process reports.
+        """Whether the epoch has fewer tasks than the run keeps, or a lost one works again; each has begun, and its process reports.
 
-        Until the last task has ended the others' processes, and so their executors, are without one.
+        Until the last task has ended the others' processes, and so their executors, are without one. Of a lost task Spark counts the
+        failures in an epoch, and ends all tasks at the fourth; without progress that is what should come.
         """
         with self._lock:
             holders = [member for member in self._members.values() if member.process in self._begun]
             is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in holders)
-            return self._epoch_tasks < self.tasks and is_heard and len(self._begun) >= self._to_begin
+            works_again = any(self._has_moved(share, before) for share, before in self._taken_over.items())
+            return (self._epoch_tasks < self.tasks or works_again) and is_heard and len(self._begun) >= self._to_begin
+
+    def _has_moved(self, share: int, before: list[Mapping[str, int]]) -> bool:
+        # A process that begins has reached nothing yet.
+        return any(end > old.get(key, 0) for old, new in zip(before, self._reached(share), strict=True) for key, end in new.items())
+
+    def _reached(self, share: int) -> list[Mapping[str, int]]:
+        """Return the end of the last `done` of each leg of a share, of every leg for a lane."""
+        return [self._legs[leg].status.reached for leg in self.shares[share] or self._legs]
 
     def _note_task(self, process: Process, epoch: int) -> None:
         if epoch == self._begun_epoch:

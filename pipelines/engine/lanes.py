@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 
+from pipelines.engine.balance import Balance
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.errors import RetryableError, TallyflowError
 from pipelines.protocol.codec import Count, Form, FormError, Text, from_text, to_text
@@ -27,6 +29,7 @@ from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 
 P = TypeVar("P", bound=Form)
 R = TypeVar("R")
+T = TypeVar("T")
 Work = Callable[[str], bytes]
 """What a lane can do: the text of an item to the bytes of its result. Raises as the leg itself would."""
 
@@ -41,8 +44,6 @@ LATE_SECONDS = 60.0
 PIECE_BYTES = MAX_FRAME_BYTES
 LEAST_RECORDS = 50_000
 """A smaller plan is not cut: a part costs some milliseconds of requests, and so many records about 100 ms of work."""
-OWN_SHARES = 2
-"""The leg's own part of a plan has so many shares, a lane's has one: a lane works for ingest and for process."""
 _TAKEN, _MADE, _FAILED, _UNKNOWN = b".", b"+", b"!", b"?"
 _SIZE_BYTES = 8
 
@@ -164,8 +165,8 @@ class Lanes:
     """The lanes of a run at `subject`, as one of its processes asks them. `divide` is for one thread.
 
     `count`: how many there are, until `use` names them. `own`: the number of this process, 0 for a leg's, which is `leg`. `shelf`: what it
-    holds itself. `helped`: the parts of the leg's plan that lanes have done, `is_large`: whether the plan is large enough to be cut; the
-    leg begins both anew.
+    holds itself. `balance`: how fast each process has been. `helped`: the parts of the leg's plan that lanes have done, `is_large`:
+    whether the plan is large enough to be cut; the leg begins both anew.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class Lanes:
         self._numbers: Sequence[int] = range(1, count + 1)
         self._ask_again_at: dict[int, float] = {}
         self._late_until: float | None = None
+        self.balance = Balance()
         self.own, self.shelf, self.helped, self.is_large, self._leg = own, Shelf(), 0, False, leg
 
     def use(self, numbers: Sequence[int]) -> None:
@@ -194,6 +196,10 @@ class Lanes:
         self.is_large = True
         return 1 + len(self._answering)
 
+    def weights(self, work: str, count: int) -> tuple[float, ...]:
+        """Return how large the parts of a plan should be, in relation to each other, for the leg's own process and `count - 1` lanes."""
+        return self.balance.weights(work, [0, *self._fastest(work)[: count - 1]])
+
     def take_late(self) -> bool:
         """Return True once when LATE_SECONDS have passed since a lane was given up last: what it made too late is there by now."""
         if self._late_until is None or self._clock() < self._late_until:
@@ -206,17 +212,40 @@ class Lanes:
         now = self._clock()
         return [lane for lane in self._numbers if self._ask_again_at.get(lane, now) <= now]
 
-    def divide(self, work: str, parts: Sequence[P], here: Callable[[P], R], read: Callable[[bytes], R]) -> list[R]:
+    def _fastest(self, work: str) -> list[int]:
+        """Return the lanes that may answer, the fastest first: where a plan has fewer parts than it might have, the slowest has none."""
+        lanes = self._answering
+        weights = dict(zip(lanes, self.balance.weights(work, lanes), strict=True))
+        return sorted(lanes, key=lambda lane: -weights[lane])
+
+    def divide(
+        self, work: str, parts: Sequence[P], here: Callable[[P], R], read: Callable[[bytes], R], sizes: Sequence[int] = ()
+    ) -> list[R]:
         """Return the results of `parts`, in their order: the first is done by `here`, each other one by a lane, or else by `here`, too.
 
-        `read` decodes the bytes of a lane's result. Return or raise only when no lane works on a part any more, unless it was given up.
-        Raise what `here` raises, or what a part has raised in a lane.
+        `read` decodes the bytes of a lane's result. With `sizes`, those of the parts, the next `weights` follow from how long each took.
+        Return or raise only when no lane works on a part any more, unless it was given up. Raise what `here` raises, or what a part has
+        raised in a lane.
         """
-        lanes = self._answering[: len(parts) - 1]
-        with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as threads:
-            asked = [threads.submit(self._made_by, lane, work, to_text(part)) for lane, part in zip(lanes, parts[1:], strict=False)]
-            made = [here(part) for part in parts[:1]]
+        processes, took = [0, *self._fastest(work)[: len(parts) - 1]], dict[int, float]()
+
+        def timed(process: int, do: Callable[[], T]) -> T:
+            begun = self._clock()
+            made = do()
+            took[process] = self._clock() - begun
+            return made
+
+        with ThreadPoolExecutor(max(1, len(processes) - 1), "lanes") as threads:
+            asked = [
+                threads.submit(timed, lane, partial(self._made_by, lane, work, to_text(part)))
+                for lane, part in zip(processes[1:], parts[1:], strict=False)
+            ]
+            made = [timed(0, partial(here, part)) for part in parts[:1]]
         contents = [one.result() for one in asked]
+        done = [process for process, content in zip(processes, [b"", *contents], strict=False) if content is not None]
+        self.balance.note(
+            work, {process: (size, took[process]) for process, size in zip(processes, sizes, strict=False) if process in done}
+        )
         self.helped += sum(content is not None for content in contents)
         made += (here(part) if content is None else read(content) for part, content in zip_longest(parts[1:], contents))
         return made

@@ -59,7 +59,7 @@ class Join(Form):
     """A process asks for a share: this one, or another that nobody works on.
 
     `release`: the versions with which it works. `gone`: holders of shares that ended on its host, where it can tell. `epoch`: that of the
-    query whose task asks.
+    query whose task asks. `task`: Spark's id of it.
     """
 
     share: Count
@@ -67,6 +67,7 @@ class Join(Form):
     release: dict[Text, Text] = field(default_factory=dict)
     gone: tuple[Process, ...] = ()
     epoch: Count = 0
+    task: Text = ""
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,16 @@ class Joined(Form):
 class Report(Form):
     """The state of a share's legs. `notes`: what the runner shall announce.
 
-    `has_task`: a task of Spark holds the share, of this `epoch` of the query. `has_ended`: the process does no more for it. `settings`: the
-    digest of those that the runner has sent last. `gone`: the processes of the last answer's `asked` that have ended.
+    `task`: Spark's id of the task that holds the share, empty if none does; it is of this `epoch` of the query. `has_ended`: the process
+    does no more for the share. `settings`: the digest of those that the runner has sent last. `gone`: the processes of the last answer's
+    `asked` that have ended.
     """
 
     share: Count
     process: Process
     legs: dict[Text, LegStatus] = field(default_factory=dict)
     notes: tuple[Text, ...] = ()
-    has_task: Flag = True
+    task: Text = ""
     epoch: Count = 0
     has_ended: Flag = False
     settings: Digest = ""

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipelines.connectors.nats.client import fetch_whole
 from pipelines.connectors.sources import Block, Source
+from pipelines.engine.balance import OWN_SHARES
 from pipelines.engine.connections import Connections
-from pipelines.engine.lanes import OWN_SHARES
 from pipelines.errors import DataLossError, RetryableError
 from pipelines.ingest.writer import PartitionWriter, check_cover, last_offset
 from pipelines.protocol.append import Appender, Appending, Tail, Written, together

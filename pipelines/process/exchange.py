@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.engine.connections import Connections
-from pipelines.engine.lanes import OWN_SHARES
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import BUCKET_THREADS, Buckets, owners_of, partition_owners, shares
 from pipelines.process.exchange_items import (
@@ -69,27 +68,33 @@ def process_exchanged(
     Raise RetryableError if a lane is lost that holds rows, and what `admitted` raises, before anything is appended.
     """
     lanes, exchange = connections.lanes, uuid4().hex
-    stretches = stretches_of(frames, parts)
+    stretches = stretches_of(frames, lanes.weights(STAGES_PART, parts))
     items = [_stages_item(item, exchange, number, stretch) for number, stretch in enumerate(stretches)]
     lanes.shelf.clear(exchange)
-    staged = lanes.divide(STAGES_PART, items, lambda one: _staged(connections, one, stretches[one.number]), _staged_of)
+    staged = lanes.divide(
+        STAGES_PART, items, lambda one: _staged(connections, one, stretches[one.number]), _staged_of, sizes=[*map(_rows, stretches)]
+    )
     for stretch, (report, dead_letters) in zip(stretches, staged, strict=True):
         admitted(stretch, Made(dead_letters.slice(0, 0), dead_letters, report.counts))
     times = item.times or tuple(time for report, _ in staged for time in report.times)
     found = sorted({*(int(bucket) for report, _ in staged for bucket in report.rows), *waiting_buckets(config, item)})
-    count = lanes.parts_for(sum(frame.message.rows for frame in frames))
+    count = lanes.parts_for(_rows(frames))
     holders = tuple(report.holder for report, _ in staged)
     # Of a plan's records that are not tried only a join meets some behind the exchange.
     plan = item if config.join else replace(item, poison=())
     copies, runs = _find_copies(connections, config, item, exchange, [report for report, _ in staged], count)
     arrivals = tuple(frame.arrival_us for frame in frames) if config.join else ()
     whole = BucketsItem(plan, exchange, holders, (), times, arrivals)
-    places = []
-    for number, share in enumerate(filter(None, _dealt(found, count))):
+    places, sizes = [], Counter[str]()
+    for report, _ in staged:
+        sizes.update(report.rows)
+    dealt = [*filter(None, _dealt(found, lanes.weights(BUCKETS_PART, count)))]
+    for number, share in enumerate(dealt):
         places.append(Place(exchange, f"item {number}"))
         lanes.shelf.put(exchange, places[-1].name, to_text(_of_buckets(whole, share)).encode())
     with telling(times):
-        appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of) if places else []
+        rows = [sum(sizes[str(bucket)] for bucket in share) for share in dealt]
+        appended = lanes.divide(BUCKETS_PART, places, lambda place: _appended(connections, place), _appended_of, rows) if places else []
     lanes.shelf.clear("")
     reach("process.between-frames")
     closed = _closed(connections, config, item, [dead_letters for _, dead_letters in staged], appended, times)
@@ -117,18 +122,21 @@ def _of_buckets(whole: BucketsItem, buckets: Sequence[int]) -> BucketsItem:
     return replace(whole, plan=replace(whole.plan, runs=runs), buckets=tuple(buckets))
 
 
-def _dealt(places: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Return what each process does of the buckets, or of the places of keys: a share for each lane, and the leg's own as the first."""
-    count = most - 1 + OWN_SHARES
-    own = [place for number, place in enumerate(places) if number % count < OWN_SHARES]
-    return [own, *(places[first::count] for first in range(OWN_SHARES, count))]
+def _rows(frames: Sequence[Arrived]) -> int:
+    return sum(frame.message.rows for frame in frames)
 
 
-def stretches_of(frames: Sequence[Arrived], most: int) -> list[Sequence[Arrived]]:
-    """Return the stretches, `most` at most, into which frames are cut: the leg's own, then a share of the rows for each lane."""
+def _dealt(places: Sequence[T], weights: Sequence[float]) -> list[Sequence[T]]:
+    """Return what each process does of the buckets, or of the places of keys, by its weight: first the leg's own."""
+    ends = np.rint(np.cumsum(weights) * (len(places) / sum(weights))).astype(int)
+    return [places[first:end] for first, end in pairwise([0, *ends.tolist()])]
+
+
+def stretches_of(frames: Sequence[Arrived], weights: Sequence[float]) -> list[Sequence[Arrived]]:
+    """Return the stretches into which frames are cut, at most one for each weight, with so much of the rows: first the leg's own."""
     ends = np.cumsum([frame.message.rows for frame in frames])
-    shares = most - 1 + OWN_SHARES
-    cuts = np.searchsorted(ends, [ends[-1] * number // shares for number in range(OWN_SHARES, shares)]) + 1
+    targets = np.cumsum(weights)[:-1] * (ends[-1] / sum(weights))
+    cuts = np.searchsorted(ends, targets.astype(int)) + 1
     return [frames[first:end] for first, end in pairwise(sorted({0, *cuts.tolist(), len(frames)}))]
 
 
@@ -199,7 +207,7 @@ def _find_copies(
     lanes, holders = connections.lanes, tuple(report.holder for report in staged)
     places = sorted({place for report in staged for place in report.keys})
     parts = []
-    for number, share in enumerate(filter(None, _dealt(places, count))):
+    for number, share in enumerate(filter(None, _dealt(places, lanes.weights(COPIES_PART, count)))):
         runs = {place: item.runs[place] for place in share if place in item.runs}
         of_share = CopiesItem(replace(item, runs=runs, tails={}, poison=()), exchange, holders, tuple(share))
         parts.append(Place(exchange, f"copies {number}"))

@@ -67,7 +67,14 @@ class RollupStatements:
     def fill(self, feed: Feed, after: int, to: int) -> str:
         """Return the statement that adds the rows of raw sequences from `after` (exclusive) to `to` (inclusive) to a target."""
         select = self._rows(feed, f"source._tf_sequence > {after} AND source._tf_sequence <= {to}")
-        return bare("fill", database=self._database, target=quote_identifier(feed.target), columns=_names(feed.columns), select=select)
+        return bare(
+            "fill",
+            database=self._database,
+            target=quote_identifier(feed.target),
+            columns=_names(feed.columns),
+            keys=_names(feed.keys),
+            select=select,
+        )
 
     def _rows(self, feed: Feed, within: str) -> str:
         return bare(

@@ -26,6 +26,7 @@ from pipelines.engine.run_spec import RunSpec
 from pipelines.engine.session import is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, TallyflowError
 from pipelines.host import remedy_by_text
+from pipelines.runner.crashed_tasks import crashed_tasks
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, Restarts
 from pipelines.runner.scaling import LIMITS, Limits, Mark, Scaling
 from pipelines.runner.task import ROWS, task_of
@@ -58,6 +59,8 @@ class Epochs:
         """The rows that every leg took in the epochs that have ended, as Spark counted them in its tasks."""
         self._query: StreamingQuery | None = None
         self._starts = 0
+        self._is_at_work = False
+        """Whether an epoch runs: the query cannot have ended."""
         self._is_over = threading.Event()
         """Set when an epoch has ended behind a stop in which every leg has ended: Spark has counted all rows."""
         self.scaling, self.limits = Scaling(), limits
@@ -121,11 +124,14 @@ class Epochs:
         work = task_of(self._run.text(), self._subject, ours, self._epoch_seconds)
         counted = Observation()
         done = epoch.select("value").coalesce(tasks).mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
+        self._is_at_work = True
         try:
             rows = done.collect()
         except (Py4JError, PySparkException) as error:
             # Spark compares the text of what Python raises with a regular expression that takes stack for each character.
             raise ProcessLostError(last_message(str(error))) from None
+        finally:
+            self._is_at_work = False
         for row in rows:
             if row["failure"]:
                 self._fail(row["share"], from_failure(row["failure"]))
@@ -137,11 +143,16 @@ class Epochs:
     def look(self) -> None:
         """Start a query again that has ended by itself, such as one whose worker was killed too often; halt what makes no progress."""
         self._coordinator.look()
+        if unheard := self._coordinator.unheard_tasks:
+            self._coordinator.give_up(unheard & self._crashed_tasks())
         self._scale()
-        if self._query is not None and not self._query.isActive and self._due is None and not self._coordinator.has_halted:
-            self._ended(self._query)
+        if self._has_ended and self._due is None and not self._coordinator.has_halted:
+            self._ended()
         if self._due is not None and self._due <= self._clock():
             self._start()
+
+    def _crashed_tasks(self) -> set[str]:
+        return crashed_tasks(self._session)
 
     def _scale(self) -> None:
         """Keep as many lanes as the load takes; end an epoch when its time is over, or at once if lanes are to join."""
@@ -155,8 +166,13 @@ class Epochs:
         if coordinator.is_border_due or self._clock() - self._began >= self._epoch_seconds:
             coordinator.end_epoch()
 
-    def _ended(self, query: StreamingQuery) -> None:
-        error = query.exception()
+    @property
+    def _has_ended(self) -> bool:
+        # Without a question to the JVM while an epoch runs: it would be the dearest part of a look.
+        return not self._is_at_work and self._query is not None and not self._query.isActive
+
+    def _ended(self) -> None:
+        error = self._query.exception() if self._query else None
         message = last_message(str(error)) if error else "it ended without an error"
         reached = self._coordinator.reached
         has_moved, self._reached = reached != self._reached, reached

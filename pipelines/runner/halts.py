@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from filelock import Timeout
@@ -25,22 +26,23 @@ def halts_noted(runner: "Runner") -> Iterator[None]:
         raise
     except (HaltError, ConfigurationError) as error:
         halted: dict[LegId, TallyflowError] = {name: leg.failure for name, leg in runner.legs.items() if leg.failure is not None}
+        at = datetime.now(UTC)
         for name, failure in (halted or dict.fromkeys(runner.options.legs, error)).items():
             if not isinstance(failure, FencedError):
-                _note(runner, name, str(failure))
+                _note(runner, name, str(failure), at)
         raise
 
 
-def _note(runner: "Runner", leg: LegId, message: str) -> None:
+def _note(runner: "Runner", leg: LegId, message: str, at: datetime) -> None:
     """Write the note of a halt, only under the leg's lock, so that it never outlives a later runner of the leg.
 
     A pipeline that never ran here has no directory, and a refused start creates none: nobody would restart that pipeline.
     """
     digest = run_digest(runner.text)
     if leg in runner.leases:
-        note_halt(runner.directory, leg, message, digest)
+        note_halt(runner.directory, leg, message, digest, at)
         return
     if not runner.directory.is_dir():
         return
     with suppress(Timeout), leg_lock(runner.directory, leg).acquire(timeout=0):
-        note_halt(runner.directory, leg, message, digest)
+        note_halt(runner.directory, leg, message, digest, at)

@@ -1,23 +1,26 @@
 """Pace of a running pipeline: the lag and the rate of each leg, measured every two seconds in a thread beside the legs.
 
+While nothing waits and no leg moves it is measured every ten seconds, and again as soon as a leg reports that it has moved.
+
 The figures are those of the last successful look, so reading them waits for no server. The legs' states show why a look failed.
 """
 
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.sources import Source
+from pipelines.engine.coordinator import LegView
 from pipelines.errors import TallyflowError
 from pipelines.protocol.ledger import ChainState, Done, Plan, read_chain
 from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.tally import from_chains
 from pipelines.protocol.topology import LegId, Topology, chain_of
-from pipelines.runner.rounds import Rounds
+from pipelines.runner.rounds import Rounds, reached
 
 LOOK_EVERY_SECONDS = 2.0
 RATE_SECONDS = 30.0
@@ -43,16 +46,23 @@ class LegPace:
 class Pace(Rounds):
     """The thread. `legs` may be read by any thread: all legs by name, wherever they run; empty before the first look.
 
-    `sources` by the ingest leg that reads them.
+    `sources` by the ingest leg that reads them. `views`: the legs of this runner, as they report.
     """
 
-    def __init__(self, log: JetStream, names: Names, topology: Topology, sources: Mapping[LegId, Source]) -> None:
+    def __init__(
+        self, log: JetStream, names: Names, topology: Topology, sources: Mapping[LegId, Source], views: Mapping[LegId, LegView]
+    ) -> None:
         self.legs: Mapping[LegId, LegPace] = {}
         self.dead_letters = 0
         """The dead letters that have neither entered again nor been discarded."""
-        self._log, self._names, self._topology, self._sources = log, names, topology, sources
+        self._log, self._names, self._topology, self._sources, self._views = log, names, topology, sources, views
         self._taken: deque[tuple[float, dict[LegId, int]]] = deque()
-        super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()))
+        super().__init__("pace", LOOK_EVERY_SECONDS, lambda: self.look(time.monotonic()), self._seen)
+
+    def _seen(self) -> Hashable | None:
+        """Return how far the legs are while the figures can only change with that: nothing waits, and every rate is 0."""
+        is_still = self.legs and all(leg.waiting == leg.rows_per_second == 0 for leg in self.legs.values())
+        return reached(self._topology, self._views) if is_still else None
 
     def look(self, now: float) -> None:
         """Measure once, at `now` of a monotonic clock."""

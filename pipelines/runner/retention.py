@@ -5,7 +5,7 @@ failure, and it is retried. A leg that has halted purges nothing: the messages m
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ from pipelines.errors import TallyflowError
 from pipelines.protocol.naming import Names
 from pipelines.protocol.purge import Purge, Purged, is_full, read_purged
 from pipelines.protocol.topology import LegId, Topology
-from pipelines.runner.rounds import Rounds
+from pipelines.runner.rounds import Rounds, reached
 
 LOOK_EVERY_SECONDS = 2.0
 PURGE_AT_MOST_EVERY = timedelta(minutes=1)
@@ -54,8 +54,13 @@ class DeadLetterRetention:
         self._every_seconds = max(PURGE_AT_MOST_EVERY, max_age / 20).total_seconds()
         self._due = 0.0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next look expires dead letters."""
+        return time.monotonic() >= self._due
+
     def look(self) -> None:
-        if time.monotonic() >= self._due:
+        if self.is_due:
             self._due = time.monotonic() + self._every_seconds
             self._expire()
 
@@ -79,7 +84,7 @@ class Retention(Rounds):
         self.failure = ""
         self._due = 0.0
         self.keep(max_age, dead_letters)
-        super().__init__("retention", every_seconds, self.look)
+        super().__init__("retention", every_seconds, self.look, self._seen)
 
     def keep(self, max_age: timedelta, dead_letters: "DeadLetterRetention | None") -> None:
         """Keep messages for so long, and dead letters as said, from the next round on. For any thread."""
@@ -90,9 +95,19 @@ class Retention(Rounds):
         self._dead_letters = dead_letters if self._topology.process in self._legs else None
         self._due = 0.0
 
+    @property
+    def _is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    def _seen(self) -> Hashable | None:
+        """Return how far the legs are while the streams can only change with that: nothing is due, full or wrong."""
+        is_due = self._is_due or ((dead_letters := self._dead_letters) is not None and dead_letters.is_due)
+        is_well = self.facts and not self.failure and not any(facts.is_full for facts in self.facts)
+        return reached(self._topology, self._legs) if is_well and not is_due else None
+
     def look(self) -> None:
         """Run one round: purge by age if due, free space if it is short, and note the state of the streams."""
-        is_due = time.monotonic() >= self._due
+        is_due = self._is_due
         if is_due:
             self._due = time.monotonic() + self._every_seconds
         try:

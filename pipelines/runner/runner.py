@@ -305,7 +305,7 @@ class Runner:
         max_age, every = self.config.resources.nats.stream.max_age, self._engine.retention_seconds
         self.retention = Retention(self.log, self.names, self.topology, self.legs, max_age, self.dead_letter_retention(), every)
         self.retention.start()
-        self.pace = Pace(self.log, self.names, self.topology, self.sources)
+        self.pace = Pace(self.log, self.names, self.topology, self.sources, self.legs)
         self.pace.start()
         if self.lookups is not None:
             self.lookups.start()

@@ -70,7 +70,7 @@ class Share:
         """Neighbours that have ended, of which the next report tells."""
         self._legs: list[LegThread] = []
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
-        self._has_task = True
+        self._task = ""
         self._lanes: list[Lanes] = []
         self._settings = ""
         """The digest of the settings that the runner has sent last."""
@@ -81,15 +81,15 @@ class Share:
         self.is_over = False
         """Whether the share has ended and `hold` has said so."""
 
-    def start(self, epoch: int = 1) -> None:
-        """Join the run and start the legs, or the lane; wait until a share is free.
+    def start(self, epoch: int, task: str) -> None:
+        """Join the run and start the legs, or the lane, in a task of Spark; wait until a share is free.
 
         Return without either if the runner stops, or the epoch is over before.
         Raise RetryableError if the runner does not answer, HaltError if this process must not work for it.
         """
         self._line.on_stop(self.stop)
         self._line.on_border(self._news.set)
-        self._epoch = epoch
+        self._epoch, self._task = epoch, task
         joined = self._joined(epoch)
         if joined.epochs or joined.lane:
             self._number = joined.share
@@ -138,7 +138,7 @@ class Share:
         """Return the share that is given, neither legs nor a lane after a stop, or when the epoch is over."""
         gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
-            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone, epoch))
+            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone, epoch, self._task))
             gone = tuple(process for process in joined.held_by if process.is_dead())
             if joined.epochs or joined.lane:
                 return joined
@@ -154,12 +154,17 @@ class Share:
             thread.wake()
         self._news.set()
 
-    def hold(self, epoch: int, seconds: float) -> dict[LegId, int]:
-        """Wait until the share has ended, the epoch is over, or so many seconds have passed; return each leg's rows since the last call."""
-        self._epoch, self._has_task = epoch, True
+    def hold(self, epoch: int, seconds: float, task: str) -> dict[LegId, int]:
+        """Wait in a task until the share has ended, the epoch is over, or so many seconds have passed.
+
+        Return each leg's rows since the last call.
+        """
+        self._epoch, self._task = epoch, task
+        # Of a process that ends in its task only the runner can learn it, by the task.
+        self._news.set()
         with self._turn:
             self._turn.wait_for(lambda: self.ended.is_set() or self._ended_epoch >= epoch, seconds)
-        self.is_over, self._has_task = self.ended.is_set(), False
+        self.is_over, self._task = self.ended.is_set(), ""
         return {thread.leg.name: thread.rows_taken() for thread in self._legs}
 
     def _say(self, note: str) -> None:
@@ -196,7 +201,7 @@ class Share:
                     self._process,
                     statuses,
                     notes,
-                    self._has_task,
+                    self._task,
                     self._epoch,
                     has_ended,
                     self._settings,

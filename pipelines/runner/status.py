@@ -13,7 +13,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -28,7 +27,7 @@ from pipelines.control.control import STATUS_FILE
 from pipelines.control.processes import start_mark
 from pipelines.control.reload import RELOAD_PATH
 from pipelines.errors import TallyflowError
-from pipelines.loopback import BoundedConnection, local_only
+from pipelines.loopback import LoopbackServer
 from pipelines.private import write_whole
 from pipelines.protocol.positions import SourcePartition
 from pipelines.protocol.topology import LegId
@@ -251,17 +250,7 @@ class StatusServer:
                 Route(RELOAD_PATH, self._reload, methods=["POST"]),
             ]
         )
-        settings = uvicorn.Config(
-            local_only(application),
-            http=BoundedConnection,
-            ws="none",
-            log_level="error",
-            access_log=False,
-            # So many connections may queue before the first is handled.
-            backlog=BoundedConnection.most_connections,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
-        )
-        self._server = uvicorn.Server(settings)
+        self._server = LoopbackServer(application, {"log_level": "error", "timeout_graceful_shutdown": _CLOSE_SECONDS})
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="status", daemon=True)
 
@@ -290,7 +279,7 @@ class StatusServer:
         write_whole(path, json.dumps(facts))
 
     def close(self) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(timeout=2 * _CLOSE_SECONDS)
         self._socket.close()
         (self._runner.own_directory / STATUS_FILE).unlink(missing_ok=True)

@@ -27,17 +27,17 @@ def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable
         for _ in batches:
             # Rows only bring tasks about.
             pass
-        rows = list(_worked(run_text, subject, context.partitionId(), epoch, seconds))
+        rows = list(_worked(run_text, subject, context.partitionId(), epoch, seconds, str(context.taskAttemptId())))
         yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
     return work
 
 
-def _worked(run_text: str, subject: str, number: int, epoch: int, seconds: float) -> Iterator[dict[str, Any]]:
+def _worked(run_text: str, subject: str, number: int, epoch: int, seconds: float, task: str) -> Iterator[dict[str, Any]]:
     """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
     try:
-        share = KEPT.share(run_text, subject, number, epoch)
-        rows = share.hold(epoch, seconds)
+        share = KEPT.share(run_text, subject, number, epoch, task)
+        rows = share.hold(epoch, seconds, task)
     except RetryableError:
         raise
     except TallyflowError as error:
@@ -55,7 +55,7 @@ class _Kept:
         self._log: JetStream | None = None
         self._share: Share | None = None
 
-    def share(self, run_text: str, subject: str, number: int, epoch: int) -> Share:
+    def share(self, run_text: str, subject: str, number: int, epoch: int, task: str) -> Share:
         """Return the share that works here already, whatever its number; else start one, `number` if no other process has it."""
         if subject != self._subject:
             self._end()
@@ -67,7 +67,7 @@ class _Kept:
                 config = run.config
                 self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"), config.streams)
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
-            share.start(epoch)
+            share.start(epoch, task)
             self._share = share
         return self._share
 

@@ -14,9 +14,9 @@ from itertools import accumulate, islice, pairwise, takewhile
 import numpy as np
 
 from pipelines.connectors.nats.contiguous import check_contiguous
+from pipelines.engine.balance import OWN_SHARES
 from pipelines.engine.connections import Connections
 from pipelines.engine.failures import from_failure, to_failure
-from pipelines.engine.lanes import OWN_SHARES
 from pipelines.errors import InsertTooLargeError, RefusedError, RetryableError, TallyflowError
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkPlan

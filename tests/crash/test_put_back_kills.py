@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from support.join_pipeline import JoinPipeline
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.put_back_case import repaired
 
-from pipelines.config import load
 from pipelines.proof import put_back as repair
-from pipelines.proof.put_back import PutBack, put_back
-from pipelines.proof.verification.run import Request
 from pipelines.protocol.failpoints import VARIABLE
 
 pytestmark = pytest.mark.crash
@@ -54,14 +52,6 @@ def everything(case: PipelineCase) -> list[Any]:
 def started(case: PipelineCase, frames_per_insert: int, **environment: str) -> "subprocess.Popen[str]":
     arguments = [sys.executable, "-c", COMMAND, str(case.file), str(case.names.directory(case.home)), str(frames_per_insert)]
     return subprocess.Popen(arguments, env=case.environment(**environment), stderr=subprocess.PIPE, text=True)
-
-
-def repaired(case: PipelineCase) -> PutBack:
-    log = case.log()
-    try:
-        return put_back(load(case.file, case.environment()), log, Request(case.names.directory(case.home)))
-    finally:
-        log.close()
 
 
 @pytest.mark.parametrize("point", ["before-insert:1", "after-insert:1", "before-insert:3", "after-insert:3"])

@@ -654,6 +654,7 @@ def test_bodies_and_headers_have_a_bound(tmp_path: Path) -> None:
     assert server.end() == 0
 
 
+@pytest.mark.crash
 def test_kill_minus_9_loses_no_acknowledged_insert(tmp_path: Path) -> None:
     """The server that is started behind it is then ended while it is busy."""
     server = Server(tmp_path, *USER)

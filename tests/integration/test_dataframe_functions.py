@@ -25,6 +25,7 @@ def write(case: PipelineCase, source: str = SOURCE) -> None:
     case.write_file(with_transforms({"type": "pyspark", "config": config}))
 
 
+@pytest.mark.crash
 def test_dataframe_functions_make_rows_across_a_kill(case: PipelineCase) -> None:
     write(case)
     case.create_topic(1)

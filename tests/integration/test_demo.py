@@ -26,6 +26,7 @@ def demo(stack: LocalStack, directory: Path, *options: str) -> str:
 ACCOUNTED = "All {} records accounted for, exactly once. Dropped as they must be: {} duplicates, {} filtered records."
 
 
+@pytest.mark.crash
 def test_a_demo_with_spark_accounts_for_all_after_a_kill(running_stack: LocalStack, tmp_path: Path) -> None:
     shown = demo(running_stack, tmp_path, "--example", "orders", "--kill")
     assert "the runner ended with -9; " in shown

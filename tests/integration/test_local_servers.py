@@ -192,6 +192,7 @@ def test_servers_without_passwords_get_them_and_keep_their_data(tmp_path: Path) 
         stack.down()
 
 
+@pytest.mark.crash
 def test_acknowledged_records_survive_kills_and_up_repairs(stack: LocalStack) -> None:
     addresses = stack.up()
     write_records(addresses, "killed", 1000)

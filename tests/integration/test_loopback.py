@@ -6,6 +6,8 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import uvicorn
 from support.pipeline_case import wait_until
 
-from pipelines.loopback import BoundedConnection
+from pipelines.loopback import BoundedConnection, LoopbackServer
 from pipelines.runner.status import StatusServer
 
 pytestmark = pytest.mark.integration
@@ -24,7 +27,15 @@ SOON_SECONDS = 0.5
 
 
 @pytest.fixture
-def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def ticks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those with which uvicorn looks whether it is to end, as the server is."""
+    counted: list[int] = []
+    monkeypatch.setattr(uvicorn.Server, "on_tick", lambda _, count: counted.append(count))
+    return counted
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticks: list[int]) -> Iterator[int]:
     """Of the status server of a runner that is healthy and does nothing."""
     monkeypatch.setattr(BoundedConnection, "head_seconds", SOON_SECONDS)
     options = SimpleNamespace(legs=["ingest"])
@@ -126,6 +137,23 @@ def test_settings_are_taken_from_who_reads_the_runners_file(port: int, tmp_path:
     assert post(key, iter([b"a text of any length"])).status_code == 413
     answer = post(key)
     assert (answer.status_code, "its runner is still starting" in answer.json()["refused"]) == (409, True)
+
+
+def test_a_server_wakes_for_requests_only_and_dates_each_answer(port: int, ticks: list[int]) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, timeout=30)
+    dated = parsedate_to_datetime(answer.headers["date"])
+    assert timedelta(0) <= datetime.now(UTC) - dated < timedelta(seconds=30)
+    assert ticks == []
+
+
+def test_a_server_may_be_ended_again_and_before_it_serves() -> None:
+    async def answers(*_: Any) -> None:
+        raise AssertionError("nobody asks")
+
+    server, listener = LoopbackServer(answers, {"log_level": "error"}), socket.create_server(("127.0.0.1", 0))
+    server.end()
+    server.run(sockets=[listener])
+    server.end()
 
 
 def test_one_connection_asks_again_and_again(port: int) -> None:

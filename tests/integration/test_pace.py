@@ -24,7 +24,7 @@ def test_lag_counts_every_leg_in_records_and_seconds(case: PipelineCase) -> None
     case.send_events(50)
     config = load(case.file, case.environment())
     with closing(case.log()) as log:
-        pace = Pace(log, Names(case.pipeline), SINGLE, {LEGS[0]: open_source(config, config.sources[0].source_id)})
+        pace = Pace(log, Names(case.pipeline), SINGLE, {LEGS[0]: open_source(config, config.sources[0].source_id)}, {})
         pace.look(0.0)
         assert [pace.legs[leg].waiting for leg in LEGS] == [50, 100, 0]
         assert {leg.rows_per_second for leg in pace.legs.values()} == {None}

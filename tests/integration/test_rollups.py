@@ -12,7 +12,13 @@ from support.rollup_case import RollupCase, order
 
 import pipelines.rollups.state
 import pipelines.sink.rollups
+from pipelines.config import load
+from pipelines.connectors.clickhouse.client import ClickHouse
+from pipelines.connectors.clickhouse.settings import FILL_SETTINGS
+from pipelines.connectors.sql import filled
 from pipelines.errors import HaltError
+from pipelines.rollups.feeds import Feed
+from pipelines.rollups.state import LAST_SEQUENCE, RollupState
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
@@ -224,3 +230,56 @@ def test_inserts_add_nothing_up_where_there_is_a_rollup(case: PipelineCase) -> N
     case.client().command(f"OPTIMIZE TABLE {orders.rollup}_5m_top_dishes FINAL")
     assert case.client().query(query).result_rows == [(1, 2)]
     assert orders.differences() == []
+
+
+def test_a_fill_sent_again_is_counted_once_whatever_the_parts(case: PipelineCase) -> None:
+    """ClickHouse may have been killed between its commit and its answer, and reads the table by other parts, or on other threads, then."""
+    orders = RollupCase(case)
+    case.warm_run()
+    case.client().command(f"SYSTEM STOP MERGES {case.table}")
+    for _ in range(4):
+        orders.send(300)
+        case.warm_run()
+    for day in (10, 1000):
+        # Several blocks of a fill, of which one part has what comes first.
+        moved = f"SELECT * REPLACE (ordered_at + INTERVAL {day} DAY AS ordered_at) FROM {case.table} LIMIT 1000"
+        case.client().command(f"INSERT INTO {case.table} SELECT rows.* FROM ({moved}) AS rows, numbers(150) AS copies")
+    config = load(case.file)
+    clickhouse = ClickHouse(config.sink)
+    statements = RollupState(config, clickhouse).statements
+    counted = [stored(case, feed) for feed in statements.feeds]
+    sent = [statements.fill(feed, 0, LAST_SEQUENCE) for feed in statements.feeds]
+
+    def fill(**profile: int) -> list[int]:
+        for text in sent:
+            clickhouse.command("filling", text, settings={**profile, **FILL_SETTINGS, "insert_deduplication_token": "token"})
+        return [stored(case, feed) for feed in statements.feeds]
+
+    twice = [2 * count for count in counted]
+    assert fill(max_threads=4) == twice
+    assert fill(max_threads=1) == twice
+    assert fill(preferred_block_size_bytes=100_000) == twice
+    case.client().command(f"SYSTEM START MERGES {case.table}")
+    case.client().command(f"OPTIMIZE TABLE {case.table} FINAL")
+    assert fill(max_threads=4) == twice
+    clickhouse.close()
+
+
+def stored(case: PipelineCase, feed: Feed) -> int:
+    """Return the orders, or amounts of items, that a target has added up."""
+    count = next(column.name for column in feed.columns if column.name in ("orders", "amount"))
+    return int(case.client().query(f"SELECT sum({count}) FROM {feed.target}").result_rows[0][0])
+
+
+def test_a_large_fill_sent_again_is_counted_once_on_any_threads(case: PipelineCase) -> None:
+    client, target = case.client(), f"{case.table}_target"
+    client.command(f"CREATE TABLE {case.table} (k UInt32) ENGINE = MergeTree ORDER BY k")
+    client.command(f"SYSTEM STOP MERGES {case.table}")
+    for part in range(5):
+        client.command(f"INSERT INTO {case.table} SELECT intDiv(number + {part} * 130000, 3) FROM numbers(130000)")
+    columns = "(k UInt32, n SimpleAggregateFunction(sum, UInt64)) ENGINE = AggregatingMergeTree ORDER BY k"
+    client.command(f"CREATE TABLE {target} {columns} SETTINGS non_replicated_deduplication_window = 100")
+    text = filled("rollups/fill", database="default", target=target, columns="k, n", keys="k", select=f"SELECT k, 1 AS n FROM {case.table}")
+    for threads in (4, 1, 2):
+        client.command(text, settings={"max_threads": threads, **FILL_SETTINGS, "insert_deduplication_token": "token"})
+        assert client.query(f"SELECT sum(n) FROM {target}").result_rows == [(650_000,)]

@@ -107,6 +107,7 @@ def test_each_row_is_there_once_and_proven(case: PipelineCase, session: SparkSes
     }
 
 
+@pytest.mark.crash
 def test_runners_killed_amid_them_double_no_row(case: PipelineCase) -> None:
     """Each finishes what the one before has begun, and has records of its own. A lost key store is rebuilt from the records."""
     write(case, {**DEDUP, "config": {"key": "id", "time_window": "1h"}})

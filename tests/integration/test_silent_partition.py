@@ -96,7 +96,7 @@ def test_a_leaderless_partition_in_a_plan_stops_alone(case: PipelineCase, cluste
     with closing(case.log()) as log:
         account = tally(log, case.names, SINGLE)
         config = load(case.file, case.environment())
-        pace = Pace(log, case.names, SINGLE, {SINGLE.ingests[0]: open_source(config, config.sources[0].source_id)})
+        pace = Pace(log, case.names, SINGLE, {SINGLE.ingests[0]: open_source(config, config.sources[0].source_id)}, {})
         pace.look(0.0)
         cluster.produce(0, events(range(150, 160)))
         case.wait_count(160)

@@ -71,6 +71,7 @@ def test_lanes_share_the_work_on_a_backlog(case: PipelineCase, session: SparkSes
     assert parts["sink"] >= 1, parts
 
 
+@pytest.mark.crash
 def test_a_lane_killed_while_it_inserts_doubles_nothing(case: PipelineCase, session: SparkSession) -> None:
     run = Run(case, session)
     client = case.client()
@@ -85,6 +86,7 @@ def test_a_lane_killed_while_it_inserts_doubles_nothing(case: PipelineCase, sess
     run.end()
 
 
+@pytest.mark.crash
 def test_parts_of_a_killed_lane_are_done_by_the_leg(case: PipelineCase, session: SparkSession) -> None:
     run = Run(case, session)
     lanes = run.lane_processes(session)

@@ -45,7 +45,7 @@ class PlainEpochs:
 
     def start(self) -> None:
         for share in self._shares:
-            share.start()
+            share.start(1, "7")
         while not self._coordinator.has_begun and not self._coordinator.is_stopping:
             self._coordinator.changed.wait(0.1)
             self._coordinator.changed.clear()

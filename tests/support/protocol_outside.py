@@ -442,11 +442,16 @@ class ModelLanes:
     def parts_for(self, records: int) -> int:
         return self._world.lanes.choice([1, 2, 3]) if self._world.has_lanes else 1
 
+    def weights(self, work: str, count: int) -> list[int]:
+        return [2, 1, 1][:count]
+
     def take_late(self) -> bool:
         """What late lanes leave is swept where a plan had several attempts."""
         return False
 
-    def divide(self, work: str, parts: Sequence[Any], here: Callable[[Any], Any], read: Callable[[bytes], Any]) -> list[Any]:
+    def divide(
+        self, work: str, parts: Sequence[Any], here: Callable[[Any], Any], read: Callable[[bytes], Any], sizes: Sequence[int] = ()
+    ) -> list[Any]:
         made = [here(parts[0])]
         for number, part in enumerate(parts[1:], 1):
             seen_there = ModelLanes(self._world, self._epoch, self._version, number, self._shelves)

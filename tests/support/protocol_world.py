@@ -19,7 +19,7 @@ from tenacity import wait_none
 
 from pipelines.dead_letters.export_file import Edited, edited_frames
 from pipelines.dead_letters.redrive import Redrive, taken
-from pipelines.dead_letters.stream import frames_that_may_go, read_frames, with_states
+from pipelines.dead_letters.stream import purge_taken, read_frames, with_states
 from pipelines.engine.connections import Means
 from pipelines.engine.inputs import admit
 from pipelines.engine.leg import AnyLeg, LegMeans, ReplanError, StoppedError
@@ -33,7 +33,7 @@ from pipelines.protocol.bodies import REDRIVE_CHAIN
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import all_roles
 from pipelines.protocol.positions import Position
-from pipelines.protocol.purge import Purge, fold_redrive, purge_dead_letters, redrive_entries_that_may_go
+from pipelines.protocol.purge import Purge, fold_redrive, redrive_entries_that_may_go
 from pipelines.protocol.records import Framing, Message
 from pipelines.protocol.redrive import ENTER, OPEN
 from pipelines.protocol.topology import LegId, Topology
@@ -190,7 +190,7 @@ class Command:
         wanted = ((sequence, dead_letters["row"].to_numpy()) for sequence, dead_letters in chosen)
         redrive.enter(wanted) if self._action == ENTER else redrive.discard(wanted, "a test")
         if self._action == EXPIRE:
-            purge_dead_letters(log, NAMES, frames_that_may_go(log, NAMES, taken(log, NAMES), LATER, sys.maxsize))
+            purge_taken(log, NAMES, LATER, sys.maxsize)
 
     def _chosen(self) -> Iterator[tuple[int, pa.Table]]:
         log, rng = self.world.log, self.world.rng

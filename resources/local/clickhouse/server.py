@@ -21,9 +21,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import uvicorn
-
-from pipelines.loopback import BoundedConnection, local_only
+from pipelines.loopback import BoundedConnection, LoopbackServer
 from pipelines.private import OWNER_ONLY
 from resources.local.clickhouse.engine import DirectoryInUseError, Engine, EngineError
 from resources.local.clickhouse.http import ClickHouseApp
@@ -62,25 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clickhouse_server: {error}", file=sys.stderr)
         return 1
     app = ClickHouseApp(engine, users, options.max_body_bytes)
-    config = uvicorn.Config(
-        local_only(app),
-        lifespan="off",
-        http=_Connection,
-        ws="none",
-        backlog=_BACKLOG,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=int(_GRACE.total_seconds()),
-    )
+    settings = {
+        "lifespan": "off",
+        "backlog": _BACKLOG,
+        "h11_max_incomplete_event_size": _MAX_HEADER_BYTES,
+        "log_config": None,
+        "log_level": "critical",
+        "server_header": False,
+        "timeout_keep_alive": 60,
+        "timeout_graceful_shutdown": int(_GRACE.total_seconds()),
+    }
     logger.info("serving ClickHouse %s on %s:%d from %s", engine.version, *listener.getsockname()[:2], directory)
     # uvicorn stops on these signals and then raises them again; ignored, they do not end the process before the engine is closed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    uvicorn.Server(config).run(sockets=[listener])
+    LoopbackServer(app, settings, _Connection).run(sockets=[listener])
     app.stop()
     _close(engine)
     logger.info("stopped")

@@ -79,8 +79,8 @@ def test_a_stopped_leg_is_not_wanted_any_more_and_the_others_are(tmp_path: Path)
 
 
 def test_a_halt_is_kept_until_the_next_start_of_its_leg(tmp_path: Path) -> None:
-    note_halt(tmp_path, "sink", "the table is missing", "digest")
-    note_halt(tmp_path, "ingest", "the topic is missing", "digest")
+    note_halt(tmp_path, "sink", "the table is missing", "digest", NOW)
+    note_halt(tmp_path, "ingest", "the topic is missing", "digest", NOW)
     found = read_halts(tmp_path)
     assert {leg: (halt.message, halt.file, halt.mark) for leg, halt in found.items()} == {
         "ingest": ("the topic is missing", "digest", start_mark(os.getpid())),
@@ -92,7 +92,7 @@ def test_a_halt_is_kept_until_the_next_start_of_its_leg(tmp_path: Path) -> None:
 
 
 def test_a_halt_from_before_a_reboot_is_not_believed(tmp_path: Path) -> None:
-    note_halt(tmp_path, "sink", "the table is missing", "digest")
+    note_halt(tmp_path, "sink", "the table is missing", "digest", NOW)
     (path,) = tmp_path.glob("halted-*.json")
     path.write_text(path.read_text().replace(host_mark(), "another-boot/22"))
     assert read_halts(tmp_path) == {}
@@ -100,7 +100,7 @@ def test_a_halt_from_before_a_reboot_is_not_believed(tmp_path: Path) -> None:
 
 def test_the_halts_of_two_sources_are_told_apart(tmp_path: Path) -> None:
     for leg_id in ("ingest:clicks.v2", "sink", "ingest"):
-        note_halt(tmp_path, leg_id, "its topic is missing", "digest")
+        note_halt(tmp_path, leg_id, "its topic is missing", "digest", NOW)
     (tmp_path / "halted-another-release.json").write_text("{}")
     assert [*read_halts(tmp_path)] == ["ingest", "ingest:clicks.v2", "sink"]
     forget_halts(tmp_path, ["ingest"])

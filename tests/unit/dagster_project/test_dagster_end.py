@@ -12,6 +12,13 @@ import pytest
 
 from pipelines.cli.dagster import _end, _undisturbed
 
+ENDS_WHEN_ASKED = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print(flush=True)
+signal.sigwait({signal.SIGINT})
+sys.exit(7)
+"""
 DEAF = "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 """A process that Ctrl-C does not end; one that has ended by itself leaves another such."""
 LEAVES_ONE = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}])"
@@ -57,10 +64,25 @@ def test_what_does_not_end_when_asked_is_killed_and_named(deaf: "subprocess.Pope
 
 
 def test_what_ends_when_asked_is_not_killed(capfd: pytest.CaptureFixture[str]) -> None:
-    process = started("import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(7)); print(flush=True); signal.pause()")
+    process = started(ENDS_WHEN_ASKED)
     _end(process)
     assert process.returncode == 7
     assert capfd.readouterr().err == ""
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_what_ends_during_a_look_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = started(ENDS_WHEN_ASKED)
+    found = psutil.process_iter
+
+    def slowly() -> Iterator[psutil.Process]:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return found()
+
+    monkeypatch.setattr(psutil, "process_iter", slowly)
+    _end(process)
+    assert process.returncode == 7
     assert process.stdout is not None
     process.stdout.close()
 

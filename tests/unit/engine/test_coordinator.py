@@ -13,6 +13,7 @@ from pipelines.engine.coordinator import (
     IDLE_SECONDS,
     RIGHT_SECONDS,
     SILENT_SECONDS,
+    UNHEARD_SECONDS,
     WAITING_SECONDS,
     Coordinator,
     LegView,
@@ -46,7 +47,7 @@ class Case:
         return self.coordinator.join(Join(0, process, dict(own_release()))).epochs
 
     def report(self, process: Process, **facts: Any) -> Any:
-        return self.coordinator.report(Report(0, process, **facts))
+        return self.coordinator.report(Report(0, process, **{"task": "7", **facts}))
 
 
 def _join(share: int, process: Process) -> Join:
@@ -108,10 +109,10 @@ def test_a_process_without_a_task_makes_room_for_one_with_a_task(case: Case) -> 
     case.join(ONE)
     case.report(ONE)
     case.clock.sleep(IDLE_SECONDS - 0.1)
-    assert (case.join(OTHER), case.report(ONE, has_task=False).is_stopping) == ({}, False)
+    assert (case.join(OTHER), case.report(ONE, task="").is_stopping) == ({}, False)
     case.clock.sleep(0.1)
-    assert (case.join(OTHER), case.report(ONE, has_task=False).is_stopping) == ({}, True)
-    case.report(ONE, has_task=False, has_ended=True)
+    assert (case.join(OTHER), case.report(ONE, task="").is_stopping) == ({}, True)
+    case.report(ONE, task="", has_ended=True)
     assert case.join(OTHER) == {LEG: 2}
 
 
@@ -287,7 +288,7 @@ class Crowd(Case):
         return joined.share, joined.epochs, joined.lane
 
     def hear(self, share: int, process: Process, **facts: Any) -> Any:
-        return self.coordinator.report(Report(share, process, **facts))
+        return self.coordinator.report(Report(share, process, **{"task": "7", **facts}))
 
 
 @pytest.fixture
@@ -317,6 +318,36 @@ def test_a_neighbour_tells_of_a_process_that_died(crowd: Crowd) -> None:
     crowd.clock.sleep(WAITING_SECONDS)
     assert crowd.hear(1, NEIGHBOUR).asked == (), "nobody waits"
     assert crowd.hear(0, ONE).is_replaced
+
+
+def test_a_process_that_ended_with_its_task_is_given_up(case: Case) -> None:
+    case.coordinator.join(replace(_join(0, ONE), task="7"))
+    case.clock.sleep(UNHEARD_SECONDS)
+    assert case.coordinator.unheard_tasks == set(), "nobody waits"
+    assert case.join(OTHER) == {}
+    assert case.coordinator.unheard_tasks == {"7"}
+    case.coordinator.give_up({"6", "8"})
+    assert case.join(OTHER) == {}
+    case.coordinator.give_up({"7"})
+    assert case.join(OTHER) == {LEG: 2}
+    assert case.report(ONE).is_replaced
+
+
+def test_a_process_that_reports_is_not_asked_about(case: Case) -> None:
+    case.join(ONE)
+    case.report(ONE, task="7")
+    case.clock.sleep(UNHEARD_SECONDS - 0.1)
+    assert (case.join(OTHER), case.coordinator.unheard_tasks) == ({}, set())
+
+
+@pytest.mark.parametrize("later", ["8", ""], ids=["in another task", "without a task"])
+def test_a_process_outlives_an_earlier_task_of_its_own(case: Case, later: str) -> None:
+    case.coordinator.join(replace(_join(0, ONE), task="7"))
+    case.report(ONE, task=later)
+    case.clock.sleep(UNHEARD_SECONDS)
+    assert (case.join(OTHER), case.coordinator.unheard_tasks) == ({}, {later} - {""})
+    case.coordinator.give_up({"7"})
+    assert case.join(OTHER) == {}
 
 
 def test_legs_are_given_before_lanes_whatever_is_asked_for(crowd: Crowd) -> None:
@@ -468,6 +499,51 @@ def test_no_border_is_due_while_a_task_has_not_begun(crowd: Crowd) -> None:
     crowd.coordinator.join(replace(_join(1, OTHER), epoch=number - 1))
     assert not crowd.coordinator.is_border_due, "that is a task of the epoch before"
     crowd.hear(1, OTHER, epoch=number)
+    assert crowd.coordinator.is_border_due
+
+
+def _reached(end: int) -> dict[str, LegStatus]:
+    return {LEG: LegStatus(state="running", reached={"0": end})}
+
+
+def test_a_border_is_due_when_a_lost_task_works_again(case: Case) -> None:
+    """Without progress none is: the fourth failure then ends the query, which a runner counts."""
+    case.coordinator.begin_epoch()
+    case.coordinator.join(replace(_join(0, ONE), epoch=1))
+    case.report(ONE, epoch=1, legs=_reached(5))
+    assert not case.coordinator.is_border_due
+    case.coordinator.join(replace(_join(0, OTHER), epoch=1, gone=(ONE,)))
+    for status in ({LEG: LegStatus()}, _reached(5)):
+        case.report(OTHER, epoch=1, legs=status)
+        assert not case.coordinator.is_border_due
+    case.report(OTHER, epoch=1, legs=_reached(6))
+    assert case.coordinator.is_border_due
+    case.clock.sleep(SILENT_SECONDS + 1)
+    assert not case.coordinator.is_border_due, "lost again"
+    case.coordinator.begin_epoch()
+    case.report(OTHER, epoch=2, legs=_reached(7))
+    assert not case.coordinator.is_border_due
+
+
+def test_no_border_is_due_when_a_process_made_room(case: Case) -> None:
+    """Where the next epoch's tasks go is Spark's choice: one border would bring about the next."""
+    case.coordinator.begin_epoch()
+    case.join(ONE)
+    case.report(ONE, epoch=1, legs=_reached(5), has_ended=True)
+    case.coordinator.join(replace(_join(0, OTHER), epoch=1))
+    case.report(OTHER, epoch=1, legs=_reached(6))
+    case.coordinator.join(replace(_join(0, OTHER), epoch=1))
+    case.report(OTHER, epoch=1, legs=_reached(7))
+    assert not case.coordinator.is_border_due
+
+
+def test_a_border_is_due_when_a_lost_lane_is_back_and_legs_move(crowd: Crowd) -> None:
+    crowd.coordinator.begin_epoch()
+    for share, process in enumerate((ONE, OTHER, THIRD)):
+        crowd.coordinator.join(replace(_join(share, process), epoch=1))
+    crowd.coordinator.join(replace(_join(1, NEIGHBOUR), epoch=1, gone=(OTHER,)))
+    assert not crowd.coordinator.is_border_due
+    crowd.hear(0, ONE, epoch=1, legs=_reached(1))
     assert crowd.coordinator.is_border_due
 
 

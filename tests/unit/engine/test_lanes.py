@@ -31,6 +31,7 @@ class Network:
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
         self.requests, self.lost = 0, 0
+        self.on_request: Callable[[str], object] = str
 
     def join(self, number: int, work: Callable[[str], bytes] = shout) -> list[str]:
         notes: list[str] = []
@@ -39,6 +40,7 @@ class Network:
 
     def request(self, subject: str, payload: bytes, seconds: float) -> bytes:
         self.requests += 1
+        self.on_request(subject)
         if subject not in self.lanes:
             raise RetryableError("nobody answers there")
         answer = self.lanes[subject].answer(payload)
@@ -46,6 +48,18 @@ class Network:
             self.lost -= 1
             raise RetryableError("no answer")
         return answer
+
+
+class ClockOfEachThread(threading.local):
+    """Time goes on for the thread that sleeps."""
+
+    now = 0.0
+
+    def seconds(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class Case:
@@ -70,6 +84,30 @@ def test_the_first_part_is_done_here_and_the_others_by_lanes() -> None:
     case.network.join(2)
     assert case.divide("a", "b", "c") == ["A", "B by a lane", "C by a lane"]
     assert (case.here, case.lanes.helped) == (["a"], 2)
+
+
+def test_parts_are_weighed_by_what_they_took() -> None:
+    """Lane 1 takes four times as long as it should: the next plan has less for it, and lane 2 is asked first."""
+    clock, network = ClockOfEachThread(), Network()
+    lanes = Lanes(network, "run", 2, clock.seconds)
+    network.join(1)
+    network.join(2)
+    network.on_request = lambda subject: clock.sleep(4.0 if subject == lane_subject("run", 1) else 1.0)
+
+    def here(item: Item) -> str:
+        clock.sleep(2.0)
+        return item.text
+
+    assert lanes.weights("shout", 3) == (2, 1, 1)
+    parts = [Item(text) for text in "abc"]
+    assert lanes.divide("shout", parts, here, bytes.decode, [200, 100, 100]) == ["a", "B", "C"]
+    own, fast, slow = lanes.weights("shout", 3)
+    assert slow < 1 < fast < own
+    assert lanes.weights("shout", 2) == (own, fast)
+    asked = list[str]()
+    network.on_request = asked.append
+    lanes.divide("shout", parts[:2], here, bytes.decode, [200, 100])
+    assert {*asked} == {lane_subject("run", 2)}
 
 
 def test_a_large_plan_is_cut_for_the_lanes_that_may_answer() -> None:

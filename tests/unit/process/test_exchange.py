@@ -16,7 +16,7 @@ from pipelines.engine.lanes import LATE_SECONDS, LEAST_RECORDS, Lanes, lane_subj
 from pipelines.functions.code import pack
 from pipelines.functions.spec import versions
 from pipelines.process.arrivals import Arrived
-from pipelines.process.exchange import BUCKETS_PART, stretches_of
+from pipelines.process.exchange import BUCKETS_PART, STAGES_PART, stretches_of
 from pipelines.process.steps import Step
 from pipelines.process.steps.python import Python
 from pipelines.protocol.outcomes import residue
@@ -56,6 +56,21 @@ def test_several_processes_write_what_one_writes(between: Sequence[Step], tmp_pa
     assert len(found["out"]) == 1 if between is KEYLESS else len(found["out"]) > 10
     if between is EVENT_TIME:
         assert "late" in {code for rows in found["dlq"].values() for _, _, code in rows}
+
+
+def test_however_a_plan_is_cut_it_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, shared = LegCase(tmp_path / "alone", BUCKETS, between=ARRIVAL), Shared(tmp_path / "shared", ARRIVAL, monkeypatch)
+    paces, cuts = random.Random(1), set()
+    for plan in range(6):
+        for work in (STAGES_PART, BUCKETS_PART):
+            shared.lanes.balance.note(work, {process: (paces.randrange(1, 100), 1.0) for process in range(3)})
+            cuts.add(shared.lanes.weights(work, 3))
+        for case in (alone, shared):
+            for portion in range(5):
+                case.send(records(10 * plan + portion, 60))
+            case.go_on()
+    assert len(cuts) > 6
+    assert outcome(shared) == outcome(alone)
 
 
 SEVERAL = """
@@ -141,17 +156,18 @@ def test_a_small_plan_asks_no_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (case.process.status.batches, case.process.status.seconds_large) == (1, 0)
 
 
-def test_the_first_stretch_has_two_shares_of_the_rows() -> None:
+def test_stretches_have_rows_by_weight() -> None:
     class Frame:
         def __init__(self, rows: int) -> None:
             self.rows = rows
 
-    def cut(rows: Sequence[int], most: int) -> list[list[int]]:
+    def cut(rows: Sequence[int], weights: Sequence[float]) -> list[list[int]]:
         frames: Any = [Arrived(Frame(count), 0) for count in rows]  # type: ignore[arg-type]
-        return [[frame.message.rows for frame in stretch] for stretch in stretches_of(frames, most)]
+        return [[frame.message.rows for frame in stretch] for stretch in stretches_of(frames, weights)]
 
-    assert cut([5, 5, 5, 5], 3) == [[5, 5], [5], [5]]
-    assert cut([90, 5, 5], 2) == [[90], [5, 5]]
-    assert cut([5, 5, 90], 2) == [[5, 5, 90]]
-    assert cut([5, 5], 8) == [[5], [5]]
-    assert cut([0, 0, 7], 2) == [[0, 0, 7]]
+    assert cut([5, 5, 5, 5], [2, 1, 1]) == [[5, 5], [5], [5]]
+    assert cut([90, 5, 5], [2, 1]) == [[90], [5, 5]]
+    assert cut([5, 5, 90], [2, 1]) == [[5, 5, 90]]
+    assert cut([5, 5], [2, 1, 1, 1, 1, 1, 1, 1]) == [[5], [5]]
+    assert cut([0, 0, 7], [2, 1]) == [[0, 0, 7]]
+    assert cut([5, 5, 5, 5], [1, 2, 1]) == [[5], [5, 5], [5]]

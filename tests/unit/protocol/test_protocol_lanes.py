@@ -138,8 +138,8 @@ def test_a_lane_that_is_wrong_is_found(
         histories()
 
 
-def without_the_first(frames: Sequence[Arrived], most: int) -> list[Sequence[Arrived]]:
-    return stretches_of(frames, most)[1:] or [frames]
+def without_the_first(frames: Sequence[Arrived], weights: Sequence[float]) -> list[Sequence[Arrived]]:
+    return stretches_of(frames, weights)[1:] or [frames]
 
 
 def without_the_end(item: IngestItem, most: int) -> list[IngestItem]:

@@ -11,21 +11,25 @@ The actors are in tests/support/protocol_outside.py, their world in protocol_wor
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from threading import Event
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from support.protocol_chaos import play
-from support.protocol_outside import FIRST, NAMES, ModelLog, Topic
+from support.protocol_outside import FIRST, NAMES, Actor, ModelLog, Topic
 from support.protocol_stages import POISON, SECOND, VENOM, configuration
 from support.protocol_strikes import History, at_every_publish, before_every_call, reported
 from support.protocol_world import EXPIRE, MAX_CALLS, World
 
-from pipelines.errors import DataLossError, HaltError, RefusedError
+from pipelines.dead_letters.stream import purge_taken
+from pipelines.errors import DataLossError, FencedError, HaltError, RefusedError
 from pipelines.process.arrivals import SOURCE_COLUMN, records_of
 from pipelines.process.drop_marks import parted
 from pipelines.process.program import Program
@@ -33,7 +37,7 @@ from pipelines.process.stage_config import config_of
 from pipelines.process.steps.mapping import MapToTables
 from pipelines.protocol.bodies import REDRIVE_CHAIN, SINK_CHAIN
 from pipelines.protocol.ledger import read_chain
-from pipelines.protocol.naming import Names
+from pipelines.protocol.naming import REDRIVE, Names
 from pipelines.protocol.purge import Purge, Purged, read_purged
 from pipelines.protocol.records import Message
 from pipelines.protocol.redrive import DISCARD, ENTER
@@ -194,6 +198,72 @@ def test_a_table_that_refuses_every_row_halts_the_sink_soon() -> None:
     assert [row for row, _ in plan.body.pieces.refused] == [0, 1, 2]
     for actor in world.actors():
         actor.kill()
+
+
+@contextmanager
+def two_letters() -> Iterator[World]:
+    """Two frames of dead letters, one letter in each, and nothing that waits."""
+    world = World(4)
+    world.config, world.max_age, world.log.max_bytes = configuration("bad", 0), None, {}
+    world.topic, world.begins_at_latest, world.expires = Topic(world, {0: 0}), False, False
+    try:
+        for value in (b"bad", b"good", b"bad"):
+            world.topic.produce(0, value, 0)
+            world.drain(world.runners[0] if world.runners else world.start())
+        yield world
+        world.settle()
+    finally:
+        for actor in world.actors():
+            actor.kill()
+
+
+def planned(world: World) -> Actor:
+    """A command that has planned to let the letters enter, and wrote no record."""
+    (entering,) = world.command(ENTER).actors
+    while last_of_redrive(world.log) != "plan":
+        entering.step(1)
+    return entering
+
+
+def dead_letter_frames(world: World) -> list[int]:
+    return [message.sequence for message in world.log.messages(NAMES.stream("dlq"))]
+
+
+def test_an_overtaken_expiry_leaves_letters_of_an_open_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newer command was killed, and somebody must finish its plan."""
+    is_at_purge = Event()
+
+    with two_letters() as world:
+
+        def purge_then(*of: Any) -> None:
+            is_at_purge.set()
+            world.call()
+            purge_taken(*of)
+
+        monkeypatch.setattr("support.protocol_world.purge_taken", purge_then)
+        # It expires no letter itself: all wait for the other command.
+        (expiry,) = world.command(EXPIRE, share=0.0).actors
+        while not is_at_purge.is_set():
+            expiry.step(1)
+        planned(world).kill()
+        world.finish([expiry])
+        assert dead_letter_frames(world) == [1, 2]
+
+
+def test_a_command_whose_plan_another_one_has_finished_is_fenced() -> None:
+    """The letters that it is about to read were purged behind that."""
+    with two_letters() as world:
+        entering = planned(world)
+        world.finish(world.command(EXPIRE, share=0.0).actors)
+        assert dead_letter_frames(world) == [2]
+        world.finish([entering])
+        assert isinstance(entering.error, FencedError)
+
+
+def last_of_redrive(log: ModelLog) -> str:
+    """The kind of the chain's last entry."""
+    entries = [message for message in log.messages(NAMES.stream("ledger")) if message.subject == NAMES.chain(REDRIVE)]
+    return REDRIVE_CHAIN.decode(entries[-1]).kind if entries else "none"
 
 
 def forgets_plans_of_dead_letters_that_are_there(log: ModelLog, names: Names, max_age: timedelta) -> int:

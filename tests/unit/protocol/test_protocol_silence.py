@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from support.protocol_outside import NAMES, Topic
+from support.protocol_outside import LANE, NAMES, Topic
 from support.protocol_stages import configuration
 from support.protocol_strikes import arrange, reported
 from support.protocol_world import MAX_CALLS, Runner, World
 
 import pipelines.ingest.leg
 import pipelines.ingest.narrowing
+from pipelines.errors import RetryableError
 from pipelines.ingest.leg import IngestLeg
 from pipelines.protocol.bodies import INGEST_CHAIN, IngestDone, IngestPlan, Offsets
 from pipelines.protocol.ledger import ChainState, read_chain
@@ -54,7 +55,8 @@ def chain_of_ingest(world: World) -> ChainState:
 def check_while_silent(world: World, runner: Runner) -> None:
     """The other partition is through, nothing of the open plan is left, and every leg's account is even meanwhile."""
     for actor in runner.actors:
-        assert actor.error is None, f"{actor.name}: {actor.error!r}"
+        # A lane that was given up may have lost what another one held.
+        assert actor.error is None or (actor.name == LANE and isinstance(actor.error, RetryableError)), f"{actor.name}: {actor.error!r}"
     ingest, account = chain_of_ingest(world), tally(world.log, NAMES, SINGLE)
     assert ingest.plan is None, "the plan is still open"
     assert ingest.to["0"] == world.topic.end[0]

@@ -1,5 +1,6 @@
 """The query of a run that ends by itself: when it starts again, and when it halts."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.coordinator import Coordinator, LegView
+from pipelines.engine.coordinator import UNHEARD_SECONDS, Coordinator, LegView
 from pipelines.engine.line import Join, Process, Report
 from pipelines.engine.release import own_release
 from pipelines.runner.epochs import EPOCH_SECONDS, SLOT_SECONDS, Epochs
@@ -96,19 +97,21 @@ class Going(Epochs):
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.announced: list[str] = []
-        lease: Any = SimpleNamespace(lost=Event(), holder=SimpleNamespace(epoch=1), remaining_seconds=60.0)
+        lease: Any = SimpleNamespace(lost=Event(), holder=SimpleNamespace(epoch=1), raise_epoch=lambda: 2, remaining_seconds=60.0)
         self.views = {leg: LegView(leg, lease) for leg in SINGLE.legs}
         self.coordinator = Coordinator([*([leg] for leg in SINGLE.legs), (), (), ()], self.views, self.announced.append, self.clock.seconds)
         nothing: Any = None
         super().__init__(nothing, nothing, Path("run"), self.coordinator, nothing, clock=self.clock.seconds)
         self._query = SimpleNamespace(isActive=True)  # type: ignore[assignment]
         self.borders: list[float] = []
+        self.crashed: set[str] = set()
         self.coordinator.on_border(self._border)
         self._begin()
         self.members = [self.join(number) for number in range(3)]
 
     def join(self, number: int) -> int:
-        return self.coordinator.join(Join(number, Process("elsewhere", number, ""), dict(own_release()), epoch=self.epoch)).share
+        process = Process("elsewhere", number, "")
+        return self.coordinator.join(Join(number, process, dict(own_release()), epoch=self.epoch, task=str(number))).share
 
     def _begin(self) -> None:
         self.epoch, _ = self.coordinator.begin_epoch()
@@ -118,14 +121,32 @@ class Going(Epochs):
         self.borders.append(self.clock.seconds())
         self._begin()
 
+    def _crashed_tasks(self) -> set[str]:
+        return self.crashed
+
     def go_on(self, seconds: float, large: float) -> None:
         """Let process spend so much of the time on large plans."""
         for _ in range(int(2 * seconds)):
             self.clock.sleep(0.5)
             self.views[SINGLE.legs[1]].status.seconds_large += 0.5 * large
             for number in self.members:
-                self.coordinator.report(Report(number, Process("elsewhere", number, ""), epoch=self.epoch))
+                self.coordinator.report(Report(number, Process("elsewhere", number, ""), epoch=self.epoch, task=str(number)))
             self.look()
+
+
+def test_a_share_whose_task_crashed_is_given_to_the_next_process() -> None:
+    going, waiting = Going(), Process("far", 9, "")
+    going.members.remove(1)
+    wanted = Join(1, waiting, dict(own_release()), epoch=going.epoch, task="9")
+    going.go_on(UNHEARD_SECONDS, 0)
+    assert going.coordinator.join(wanted).epochs == {}
+    going.look()
+    assert going.coordinator.join(wanted).epochs == {}, "the process that had it may live"
+    going.crashed = {"0", "1"}
+    going.look()
+    given = going.coordinator.join(wanted)
+    assert (given.share, [*given.epochs]) == (1, [SINGLE.legs[1]])
+    assert going.coordinator.join(replace(wanted, process=Process("far", 10, ""))).epochs == {}, "what reports has not ended"
 
 
 def test_an_epoch_ends_early_when_lanes_are_to_join() -> None:

@@ -187,6 +187,7 @@ class Spoken:
         self.border = callback
 
     def join(self, join: Any) -> Joined:
+        self.joined = join
         return self.given
 
     def report(self, report: Any) -> Answer:
@@ -214,7 +215,7 @@ def share_of(line: Spoken, clock: ManualClock) -> OfOneLeg:
 def test_a_process_works_on_the_share_that_it_is_given() -> None:
     line = Spoken(Answer(10.0))
     share = share_of(line, ManualClock())
-    share.start()
+    share.start(1, "7")
     share.stop()
     assert share.ended.wait(SECONDS)
     assert share.given == ("sink", 3)
@@ -247,7 +248,7 @@ def test_the_runner_hears_at_once_that_a_leg_has_begun() -> None:
     nothing: Any = None
     line = Hearing()
     share = OfAnIdleLeg(nothing, 0, nothing, line, {}, ManualClock().seconds)
-    share.start()
+    share.start(1, "7")
     assert line.has_heard.wait(0.5 * REPORT_EVERY_SECONDS)
     share.stop()
     assert share.ended.wait(SECONDS)
@@ -260,7 +261,7 @@ def test_a_process_tells_at_once_which_neighbour_has_ended() -> None:
     line = Spoken(Answer(10.0, asked=(own, ended)), Answer(10.0))
     share = OfAnIdleLeg(nothing, 0, nothing, line, {}, ManualClock().seconds)
     begun = time.monotonic()
-    share.start()
+    share.start(1, "7")
     while len(line.reports) < 2 and time.monotonic() - begun < SECONDS:
         time.sleep(0.01)
     share.stop()
@@ -288,35 +289,53 @@ def test_a_process_may_be_given_a_lane_and_serves_it_to_the_end() -> None:
     line = Spoken(Answer(10.0))
     line.given = Joined(4, {}, 2, 2)
     share = OfALane(nothing, 0, nothing, line, {}, ManualClock().seconds)
-    share.start()
+    share.start(1, "7")
     assert share.served == 2
-    assert share.hold(1, 0.0) == {}
+    assert share.hold(1, 0.0, "7") == {}
     share.stop()
     assert share.ended.wait(SECONDS)
     assert share.served == 0
     assert {report.share for report in line.reports} == {4}
 
 
-def test_a_share_reports_whether_a_task_holds_it() -> None:
+def test_a_share_reports_which_task_holds_it() -> None:
     line = Spoken(Answer(10.0))
     share = share_of(line, ManualClock())
+    share.start(1, "7")
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    share.hold(1, 0.0, "8")
     share._report()
-    share.hold(1, 0.0)
-    share._report()
-    assert [report.has_task for report in line.reports] == [True, False]
+    assert (line.joined.task, line.reports[0].task, line.reports[-1].task) == ("7", "7", "")
+
+
+def test_a_share_reports_its_next_task_at_once() -> None:
+    nothing: Any = None
+    line = Spoken(Answer(10.0))
+    share = OfAnIdleLeg(nothing, 0, nothing, line, {}, ManualClock().seconds)
+    share.start(1, "6")
+    share.hold(1, 0.0, "6")
+    until = time.monotonic() + 0.5 * REPORT_EVERY_SECONDS
+    task = held(share, 2, SECONDS)
+    while line.reports[-1].task != "7" and time.monotonic() < until:
+        time.sleep(0.01)
+    last = line.reports[-1].task
+    share.stop()
+    task.join(SECONDS)
+    assert last == "7"
 
 
 def test_a_share_reports_the_epoch_of_its_task() -> None:
     line = Spoken(Answer(10.0))
     share = share_of(line, ManualClock())
     for epoch in (3, 4):
-        share.hold(epoch, 0.0)
+        share.hold(epoch, 0.0, "7")
         share._report()
     assert [report.epoch for report in line.reports] == [3, 4]
 
 
 def held(share: Share, epoch: int, seconds: float) -> threading.Thread:
-    thread = threading.Thread(target=share.hold, args=(epoch, seconds))
+    thread = threading.Thread(target=share.hold, args=(epoch, seconds, "7"))
     thread.start()
     return thread
 
@@ -330,13 +349,13 @@ def test_a_task_ends_with_its_epoch_and_the_share_goes_on() -> None:
     task.join(SECONDS / 2)
     assert not task.is_alive()
     assert (share.is_over, share._stop.is_set()) == (False, False)
-    assert share.hold(4, SECONDS) == {}, "a late task of that epoch ends at once"
+    assert share.hold(4, SECONDS, "7") == {}, "a late task of that epoch ends at once"
 
 
 def test_a_border_is_asked_for_as_soon_as_it_is_heard_of() -> None:
     line = Spoken(Answer(10.0), Answer(10.0, ended_epoch=1))
     share = share_of(line, ManualClock())
-    share.start()
+    share.start(1, "7")
     task = held(share, 1, SECONDS)
     line.border()
     task.join(0.5 * REPORT_EVERY_SECONDS)
@@ -349,8 +368,8 @@ def test_a_task_without_a_share_ends_with_its_epoch() -> None:
     line = Spoken(Answer(is_replaced=True))
     line.given = Joined(ended_epoch=2)
     share = share_of(line, ManualClock())
-    share.start(2)
-    assert share.hold(2, SECONDS) == {}
+    share.start(2, "7")
+    assert share.hold(2, SECONDS, "7") == {}
     assert share.ended.wait(SECONDS)
 
 
@@ -358,7 +377,7 @@ def test_an_idle_leg_takes_settings_at_once_and_says_so() -> None:
     nothing: Any = None
     line = Spoken(Answer(10.0), Answer(10.0), Answer(10.0, settings="{}"), Answer(10.0))
     share = OfAnIdleLeg(RUN, 0, nothing, line, {}, ManualClock().seconds)
-    share.start()
+    share.start(1, "7")
     until = time.monotonic() + SECONDS
     while not any(report.legs["sink"].settings for report in line.reports) and time.monotonic() < until:
         line.border()
@@ -374,7 +393,7 @@ def test_a_share_begins_under_the_settings_that_it_is_given() -> None:
     line = Spoken(Answer(10.0))
     line.given = Joined(1, {"sink": 3}, settings="{}")
     share = OfOneLeg(RUN, 0, nothing, line, {}, ManualClock().seconds)
-    share.start()
+    share.start(1, "7")
     share.stop()
     assert share.ended.wait(SECONDS)
     assert share._run.settings == "{}"
@@ -393,7 +412,7 @@ def test_legs_ask_the_lanes_that_work() -> None:
 
 def test_a_replaced_share_stops_and_may_not_insert() -> None:
     share = share_of(Spoken(Answer(10.0), Answer(is_replaced=True)), ManualClock())
-    share.start()
+    share.start(1, "7")
     assert share.ended.wait(SECONDS)
     assert share._held.lost.is_set()
     assert share._held.remaining_seconds == 0
@@ -402,7 +421,7 @@ def test_a_replaced_share_stops_and_may_not_insert() -> None:
 def test_a_stop_of_the_runner_ends_the_share_with_a_report() -> None:
     line = Spoken(Answer(10.0))
     share = share_of(line, ManualClock())
-    share.start()
+    share.start(1, "7")
     line.callback()
     assert share.ended.wait(SECONDS)
     assert [report.has_ended for report in line.reports][-1]

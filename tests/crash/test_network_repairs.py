@@ -11,6 +11,7 @@ import pytest
 from support.dedup_case import check_first_of_keys, copies, keyed_by
 from support.network_case import Proxied, stop, through, waits
 from support.pipeline_case import PipelineCase, wait_until
+from support.put_back_case import repaired
 from support.refused_case import positions
 
 import pipelines.maintenance.plans
@@ -20,12 +21,10 @@ from pipelines.connectors.clickhouse.client import ClickHouse
 from pipelines.connectors.nats import streams as jetstream_connector
 from pipelines.errors import RetryableError
 from pipelines.proof import put_back as repair
-from pipelines.proof.put_back import PutBack, put_back
-from pipelines.proof.verification.run import Request
 from pipelines.protocol.failpoints import VARIABLE
 from pipelines.runner.runner import Runner
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 LOOK_UP = b"fromUnixTimestamp64Micro"
 """Of the statements that a sink sends, only the look-up of stored rows has it."""
@@ -135,14 +134,6 @@ def test_rows_are_given_up_once_although_nats_is_cut(proxied: Proxied, monkeypat
     assert {(dead_letter["code"], dead_letter["message"]) for dead_letter in case.dead_letters()} == {("abandoned", "the column is gone")}
     case.check()
     assert case.invoke("audit", str(case.file)).exit_code == 0
-
-
-def repaired(case: PipelineCase) -> PutBack:
-    log = case.log()
-    try:
-        return put_back(load(case.file, case.environment()), log, Request(case.names.directory(case.home)))
-    finally:
-        log.close()
 
 
 @pytest.mark.parametrize("fault", ["insert", "look-up", "half an insert"])
