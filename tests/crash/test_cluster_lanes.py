@@ -52,7 +52,7 @@ class Run:
         self.sent += count
 
     def send_until_lanes(self) -> None:
-        """Send one larger backlog after the other until lanes that the load took are at work: they may go before their executor has come."""
+        """Send one larger backlog after the other until lanes are at work: they may go before their executor has come."""
         for count in BACKLOGS:
             self.send(count)
             wait_until(lambda: self.lanes("working") > 1 or self._is_done_without_lanes(), "all rows, or lanes")
