@@ -1,6 +1,5 @@
 """Starts, stops and restarts that meet each other, a faulty file, or a process that is killed: what was wanted last holds."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.dagster_case import streaming_jobs
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, pause, wait_until
 
 from pipelines.config import PipelineConfig
 from pipelines.control.control import Desired, find_runners, read_desired, read_launched
@@ -142,7 +142,7 @@ def is_to_end(pid: int) -> bool:
 def test_a_stop_in_the_middle_of_a_restart_holds(case: PipelineCase, jobs: StreamingJobs, config: PipelineConfig) -> None:
     pid = jobs.start(case.file).state.pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    pause(psutil.Process(pid))
     with ThreadPoolExecutor(2) as pool:
         # It would kill the runner itself in the end; the stop comes before, however slow the machine is.
         restarting = pool.submit(jobs.restart, case.file, kill_after=timedelta(seconds=60))

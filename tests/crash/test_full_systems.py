@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 from support.dedup_case import check_first_of_keys, copies, keyed_by
 from support.network_case import running, waits
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, pause, wait_until
 
 from pipelines.connectors.clickhouse.errors import map_error
 from pipelines.errors import RetryableError
@@ -138,8 +137,9 @@ def on_a_small_disk(directory: Path, options: str, port: int, server: Sequence[s
         family = []
         if process.poll() is None:
             # Or it starts another server meanwhile.
-            process.send_signal(signal.SIGSTOP)
-            family = psutil.Process(process.pid).children()
+            shell = psutil.Process(process.pid)
+            pause(shell)
+            family = shell.children()
         for one in (process, *family):
             one.kill()
             one.wait()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 from support.dagster_case import streaming_jobs
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, pause, wait_until
 
 from pipelines.control.control import find_runners, read_desired, read_launched
 from pipelines.control.job_state import JobState
@@ -219,7 +219,7 @@ def test_a_paused_runner_is_unreachable_until_replaced(case: PipelineCase, jobs:
     case.send_events(300)
     pid = jobs.start(case.file).state.pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    pause(psutil.Process(pid))
     state = jobs.inspect(case.file)
     assert (state.state, state.pid) == ("unreachable", pid)
     assert str(pid) in state.message

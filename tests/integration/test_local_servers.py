@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from nats.js.api import StorageType, StreamConfig
+from support.pipeline_case import pause
 
 from pipelines.control.processes import identify
 from resources.local.clickhouse.service import ClickHouse
@@ -338,9 +338,7 @@ def test_hung_server_is_started_anew(small_stack: LocalStack) -> None:
     assert hung is not None
     identity = identify(hung)
     assert identity is not None
-    identity.send(signal.SIGSTOP)
-    # On a busy machine a thread of it may answer until then.
-    wait_until(lambda: psutil.Process(hung).status() == psutil.STATUS_STOPPED)
+    pause(psutil.Process(hung))
     small_stack.up()
     assert not identity.is_running()
     assert small_stack.server("nats").pid is not None

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 from support.dedup_case import check_first_of_keys, copies, with_lanes
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, wait_until, workers_of
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, kill, pause, wait_until, workers_of
 from support.plain_runner import WatchedEngine
 
 from pipelines.runner.scaling import Limits, Scaling
@@ -92,7 +92,7 @@ def test_parts_of_a_killed_lane_are_done_by_the_leg(case: PipelineCase, session:
     lanes = run.lane_processes(session)
     assert len(lanes) == 2
     # A process that is stopped answers no request, as one whose host is gone.
-    lanes[0].suspend()
+    pause(lanes[0])
     case.send_at_once(copies(RECORDS, keys=KEYS))
     kill(lanes[1])
     run.wait()

@@ -553,6 +553,15 @@ def kill(process: psutil.Process) -> None:
     assert not survivors([process], 10)
 
 
+def pause(process: psutil.Process) -> None:
+    """Stops it, to be resumed or killed, and waits until no thread of it runs.
+
+    Until then a busy one still answers, and takes a later SIGTERM with it into the pause as one that it has got.
+    """
+    process.suspend()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "a paused process")
+
+
 def survivors(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Those that still run after `seconds`; a zombie that its parent has not waited for does not."""
     deadline = time.monotonic() + seconds
