@@ -1,5 +1,6 @@
 """The work of an epoch's task, in a Python worker of Spark, which keeps what a task has started for the next one."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,24 +28,33 @@ def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable
         for _ in batches:
             # Rows only bring tasks about.
             pass
-        rows = list(_worked(run_text, subject, context.partitionId(), epoch, seconds, str(context.taskAttemptId())))
+        number, task = context.partitionId(), str(context.taskAttemptId())
+        rows = list(worked(lambda: KEPT.share(run_text, subject, number, epoch, task), number, epoch, seconds, task))
         yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
     return work
 
 
-def _worked(run_text: str, subject: str, number: int, epoch: int, seconds: float, task: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows that each leg took. A share that must not begin has failed, for this run."""
-    try:
-        share = KEPT.share(run_text, subject, number, epoch, task)
-        rows = share.hold(epoch, seconds, task)
-    except RetryableError:
-        raise
-    except TallyflowError as error:
-        yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error), "has_ended": True}
-        return
-    told = {"share": number, "failure": None, "has_ended": share.is_over}
-    yield from ({**told, "leg": str(leg), "rows": count} for leg, count in rows.items())
+def worked(share_here: Callable[[], Share], number: int, epoch: int, seconds: float, task: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows that each leg took, until the epoch is over. A share that must not begin has failed, for this run.
+
+    `share_here`: returns the share of this process, or begins one. A process may have left its legs' share before its task came, to make
+    room for another one, which may be lost since: no other task of the epoch would take those legs. So it asks for a share again.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            share = share_here()
+            rows = share.hold(epoch, until - time.monotonic(), task)
+        except RetryableError:
+            raise
+        except TallyflowError as error:
+            yield {"share": number, "leg": "", "rows": 0, "failure": to_failure(error), "has_ended": True}
+            return
+        told = {"share": number, "failure": None, "has_ended": share.is_over}
+        yield from ({**told, "leg": str(leg), "rows": count} for leg, count in rows.items())
+        if not (share.is_over and rows):
+            return
 
 
 class _Kept:

@@ -18,6 +18,7 @@ from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, LegThread
 from pipelines.runner.share import Share
+from pipelines.runner.task import worked
 from pipelines.testing import ManualClock
 
 SECONDS = 10.0
@@ -371,6 +372,46 @@ def test_a_task_without_a_share_ends_with_its_epoch() -> None:
     share.start(2, "7")
     assert share.hold(2, SECONDS, "7") == {}
     assert share.ended.wait(SECONDS)
+
+
+def ended_share() -> Share:
+    """A share that was left between two tasks, such as to make room for a process that waits."""
+    share = share_of(Spoken(Answer(10.0)), ManualClock())
+    share.start(1, "7")
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    return share
+
+
+def test_a_task_in_a_process_without_its_legs_asks_for_some() -> None:
+    another = share_of(Spoken(Answer(10.0), Answer(10.0, ended_epoch=2)), ManualClock())
+    another.start(2, "8")
+    shares = iter([ended_share(), another])
+    rows = [*worked(lambda: next(shares), 0, 2, SECONDS, "8")]
+    assert [(row["leg"], row["has_ended"]) for row in rows] == [("sink", True), ("sink", False)]
+    another.stop()
+    assert another.ended.wait(SECONDS)
+
+
+def test_a_task_that_is_given_no_other_legs_ends() -> None:
+    line = Spoken(Answer(is_replaced=True))
+    line.given = Joined(is_stopping=True)
+    none = share_of(line, ManualClock())
+    none.start(2, "8")
+    shares = iter([ended_share(), none])
+    rows = [*worked(lambda: next(shares), 0, 2, SECONDS, "8")]
+    assert [(row["leg"], row["has_ended"]) for row in rows] == [("sink", True)]
+
+
+def test_the_task_of_a_lane_that_leaves_ends() -> None:
+    line = Spoken(Answer(10.0))
+    line.given = Joined(2, lane=1, lanes=1)
+    nothing: Any = None
+    lane = OfALane(nothing, 0, nothing, line, {}, ManualClock().seconds)
+    lane.start(1, "7")
+    lane.stop()
+    shares = iter([lane])
+    assert [*worked(lambda: next(shares), 0, 1, SECONDS, "7")] == []
 
 
 def test_an_idle_leg_takes_settings_at_once_and_says_so() -> None:
