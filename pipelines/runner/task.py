@@ -28,11 +28,15 @@ def task_of(run_text: str, subject: str, epoch: int, seconds: float) -> Callable
         for _ in batches:
             # Rows only bring tasks about.
             pass
-        number, task = context.partitionId(), str(context.taskAttemptId())
-        rows = list(worked(lambda: KEPT.share(run_text, subject, number, epoch, task), number, epoch, seconds, task))
+        rows = _worked_here(run_text, subject, context.partitionId(), epoch, seconds, str(context.taskAttemptId()))
         yield pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
     return work
+
+
+def _worked_here(run_text: str, subject: str, number: int, epoch: int, seconds: float, task: str) -> list[dict[str, Any]]:
+    # A function of the module: what `work` itself names is sent with it, and each task would have a KEPT of its own.
+    return list(worked(lambda: KEPT.share(run_text, subject, number, epoch, task), number, epoch, seconds, task))
 
 
 def worked(share_here: Callable[[], Share], number: int, epoch: int, seconds: float, task: str) -> Iterator[dict[str, Any]]:
