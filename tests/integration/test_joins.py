@@ -11,6 +11,7 @@ from support.pipeline_case import PipelineCase, wait_until
 
 from pipelines.protocol.positions import Position
 from pipelines.protocol.records import HEADER_FIRST, HEADER_LAST
+from pipelines.protocol.ticks import append_tick
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
@@ -107,6 +108,24 @@ def test_a_window_ends_while_no_record_arrives_and_is_proven(case: PipelineCase,
         case.warm_run()
         tried = rehearsed(case)
         assert (tried["letters"], tried["passed"], tried["dropped"]) == (2, 1, {"waiting in the join": 1})
+
+
+def test_a_tick_that_a_run_leaves_is_taken_by_the_next(case: PipelineCase) -> None:
+    """A run ends when every record is confirmed, though the process leg may append a tick in its last moment."""
+    pipeline = JoinPipeline(case, case.addresses, windows=("3s", "1h"), unmatched="emit")
+    pipeline.send("names", [1])
+    case.warm_run()
+    pipeline.send("events", [1, 2, 3])
+    case.warm_run()
+    raw = case.names.stream("raw")
+    with closing(case.log()) as log:
+        newest = max(message.time for message in log.fetch(raw, case.names.subjects("raw"), 0, 2**60))
+        wait_until(lambda: log.clock(raw) - newest > timedelta(seconds=3), "the end of the window")
+        assert append_tick(log, case.names)
+    assert pipeline.account()["records"] == clean(case, "verify")["records"] == clean(case, "audit")["raw"] == 4
+    case.warm_run()
+    assert pipeline.rows() == [(1, "n1", 1.5), (2, None, 2.5), (3, None, 3.5)]
+    assert pipeline.account()["unmatched"] == 2
 
 
 def test_a_refused_row_is_a_dead_letter_of_its_left_record(case: PipelineCase) -> None:

@@ -13,6 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipelines.config import parse
 from pipelines.config.durations import parse_duration
+from pipelines.protocol.bodies import PROCESS_CHAIN
+from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
 from support import outside_join
@@ -126,6 +128,8 @@ class JoinPipeline:
             ],
             "clickhouse": clickhouse,
         }
+        with closing(case.log()) as log:
+            asked["read"] = read_chain(log, case.names, PROCESS_CHAIN).to or 0
         counts = outside_join.account(asked)
         assert not any(counts[name] for name in outside_join.DIFFERENCES), counts
         return counts

@@ -138,7 +138,7 @@ class Verifier:
         last_raw = last_sequence(self._log, self._raw)
         history = read_history(self._log, self._names, self._config.topology, self._leg, self._request.since)
         configs = load_configs(self._log, self._names, self._leg, history)
-        self._note_unconfirmed(history.confirmed_to, last_raw)
+        self._note_unconfirmed(history, last_raw)
         if (remade := read_chain(self._log, self._names, REPROCESS_CHAIN).plan) is not None:
             self.report.cannot_prove(_UNFINISHED.format(remade.body.first, remade.body.last), remade.body.rows)
         until = self._request.until
@@ -371,15 +371,19 @@ class Verifier:
             last = min(span.first - 1, span.last)
             self.report.leave_out(f"records of raw frames {first}..{last}: event times before them, which decide about them, are purged")
 
-    def _note_unconfirmed(self, confirmed_to: int, last_raw: int) -> None:
-        """Note the raw frames of the range that the sink has not confirmed, and the waiting rows if the range has no end."""
+    def _note_unconfirmed(self, history: History, last_raw: int) -> None:
+        """Note the raw frames of the range that the sink has not confirmed, and the waiting rows if the range has no end.
+
+        A tick that process has not read has no record: a pipeline that ends may leave one, and what it ends waits until the next start.
+        """
         since, until = self._request.since, self._request.until
         first = self._first_since(since or datetime.fromtimestamp(0, UTC))
         behind = self._first_since(until) if until is not None else 0
-        frames = (behind - 1 if behind else last_raw) - max(confirmed_to, first - 1)
-        if first == 0 or frames <= 0:
+        last, before = behind - 1 if behind else last_raw, max(history.confirmed_to, first - 1)
+        if first == 0 or last <= before:
             return
-        self.report.cannot_prove(UNCONFIRMED, frames)
+        unread_ticks = sum(1 for _ in self._log.fetch(self._raw, self._names.tick(), max(before, history.last), last))
+        self.report.cannot_prove(UNCONFIRMED, last - before - unread_ticks)
         if until is None:
             account = tally(self._log, self._names, self._config.topology)
             self.report.cannot_prove(WAITING_RECORDS, account.waiting_for(PROCESS))
