@@ -58,7 +58,7 @@ class _Member:
     """The process that has a share. `until`: the time up to which it may insert. `heard_at`: that of its last report.
 
     `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one. `task`: Spark's id of its task, empty
-    if it has none.
+    if it has none; `last_task`: of the one that it had last. `place`: the executor in which it is, as Spark names it, empty if unknown.
     """
 
     process: Process
@@ -67,6 +67,8 @@ class _Member:
     task_at: float
     is_leaving: bool = False
     task: str = ""
+    last_task: str = ""
+    place: str = ""
 
 
 class Coordinator:
@@ -144,7 +146,7 @@ class Coordinator:
             self._taken_over[free[0]] = self._reached(free[0])
         self._granted.add(free[0])
         now = self._clock()
-        self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now, task=join.task)
+        self._members[free[0]] = _Member(join.process, now + self._lease_seconds(free[0]), now, now, task=join.task, last_task=join.task)
         lane = 0 if epochs else self._lane(free[0])
         settings = self._settings if epochs else ""
         return Joined(free[0], epochs, lane, self.most_lanes, ended_epoch=self._ended_epoch, settings=settings)
@@ -194,7 +196,7 @@ class Coordinator:
             seconds = self._lease_seconds(report.share)
             member.heard_at, member.task = self._clock(), report.task
             if report.task:
-                member.task_at = member.heard_at
+                member.last_task, member.task_at = report.task, member.heard_at
             member.until = member.heard_at + seconds
             is_stopping = self.is_stopping or member.is_leaving or report.share >= self.tasks
             lanes = tuple(map(self._lane, self._working_lanes))
@@ -289,12 +291,22 @@ class Coordinator:
             self._kept_lanes = count
             self._epoch_tasks = min(self._epoch_tasks, self.tasks)
 
-    def begin_epoch(self) -> tuple[int, int]:
-        """Begin an epoch of the query; return its number, which no other one of this runner has, and its tasks."""
+    def note_places(self, places: Mapping[str, str]) -> None:
+        """Note the executors in which tasks ran, by the task."""
+        with self._lock:
+            for member in self._members.values():
+                member.place = places.get(member.last_task, member.place)
+
+    def begin_epoch(self) -> tuple[int, list[str]]:
+        """Begin an epoch of the query; return its number, which no other one of this runner has, and where its tasks are to run.
+
+        A task is to run where the process is that has the share of its number; anywhere (empty) if none has it, or its place is not known.
+        """
         with self._lock:
             self._begun_epoch, self._epoch_tasks = self._begun_epoch + 1, self.tasks
             self._to_begin, self._begun, self._taken_over = self.tasks, set(), {}
-            return self._begun_epoch, self._epoch_tasks
+            members = (self._members.get(share) for share in range(self.tasks))
+            return self._begun_epoch, [member.place if member else "" for member in members]
 
     @property
     def is_border_due(self) -> bool:

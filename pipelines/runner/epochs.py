@@ -26,13 +26,13 @@ from pipelines.engine.run_spec import RunSpec
 from pipelines.engine.session import is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, TallyflowError
 from pipelines.host import remedy_by_text
-from pipelines.runner.crashed_tasks import crashed_tasks
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, Restarts
 from pipelines.runner.scaling import LIMITS, Limits, Mark, Scaling
+from pipelines.runner.spark_tasks import crashed_tasks, places_of_tasks, rows_at
 from pipelines.runner.task import ROWS, task_of
 
 EPOCH_SECONDS = 600.0
-"""The next epoch goes on in the same process, without a gap; an end lets Spark count rows, and give up executors."""
+"""The next epoch goes on in the same processes, without a gap; an end lets Spark count rows, and give up executors."""
 SLOT_SECONDS = 30.0
 """The run announces that a task has not begun when it has waited so long."""
 STOP_SECONDS = 60.0
@@ -116,14 +116,16 @@ class Epochs:
     def _on_epoch(self, epoch: DataFrame, _: int) -> None:
         """Run the tasks of an epoch: the `foreachBatch` function. Raise what ends the query.
 
-        The DataFrame has a partition for each share that there may be; as many tasks take them as the run keeps shares now.
+        The DataFrame has a partition for each share that there may be; as many tasks take them as the run keeps shares now. Once it is
+        known in which executors the processes are, the tasks go there by a DataFrame of our own.
         """
         if self._is_over.is_set():
             raise StoppedError("the runner is stopping")
-        (ours, tasks), self._began = self._coordinator.begin_epoch(), self._clock()
+        (ours, places), self._began = self._coordinator.begin_epoch(), self._clock()
         work = task_of(self._run.text(), self._subject, ours, self._epoch_seconds)
         counted = Observation()
-        done = epoch.select("value").coalesce(tasks).mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
+        tasks = rows_at(epoch.sparkSession, places) if any(places) else epoch.select("value").coalesce(len(places))
+        done = tasks.mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
         self._is_at_work = True
         try:
             rows = done.collect()
@@ -132,6 +134,8 @@ class Epochs:
             raise ProcessLostError(last_message(str(error))) from None
         finally:
             self._is_at_work = False
+            if not self._coordinator.is_stopping:
+                self._coordinator.note_places(places_of_tasks(self._session))
         for row in rows:
             if row["failure"]:
                 self._fail(row["share"], from_failure(row["failure"]))

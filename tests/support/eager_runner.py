@@ -1,5 +1,7 @@
 """`tallyflow run` that adds lanes after half a second of large plans and takes them away after twenty seconds without: no case waits long.
 
+Its epochs are short: a case has several borders.
+
 Started as a script, with the arguments of `tallyflow`.
 """
 
@@ -12,6 +14,7 @@ class EagerEngine(SparkEngine):
     """Runs as a user's runs do, but for its limits."""
 
     limits = Limits(busy_seconds=0.5, quiet_seconds=20.0)
+    epoch_seconds = 10.0
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ SPARK_EXCEPTIONS = {
     "pipelines.functions.spark_daemon": "Spark's own daemon, with what UDFs need imported",
     "pipelines.functions.spark_rows": "part of that program",
     "pipelines.runner.epochs": "starts the query of a run on the session that it is given",
-    "pipelines.runner.crashed_tasks": "asks that session",
+    "pipelines.runner.spark_tasks": "asks that session where its tasks run, and tells it where they are to",
     "pipelines.runner.runner": "type of the session that it has built",
     "pipelines.runner.spark_engine": "opens the session of a run, and asks how many slots it has",
     "pipelines.runner.task": "asks Spark for the number of its task",

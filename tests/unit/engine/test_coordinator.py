@@ -392,14 +392,14 @@ def test_a_lane_stays_while_the_legs_have_a_process(crowd: Crowd) -> None:
 
 def test_a_run_starts_with_its_legs_only(case: Case) -> None:
     coordinator = Coordinator([[LEG], [], []], {LEG: case.view}, case.announced.append, case.clock.seconds)
-    assert (coordinator.begin_epoch(), coordinator.most_lanes) == ((1, 1), 2)
+    assert (coordinator.begin_epoch(), coordinator.most_lanes) == ((1, [""]), 2)
     assert coordinator.join(_join(2, ONE)).epochs == {LEG: 1}
     assert coordinator.has_joined
     assert coordinator.join(_join(0, OTHER)) == Joined(held_by=(ONE,))
     coordinator.keep_lanes(1)
     assert not coordinator.has_joined
     assert coordinator.join(_join(2, OTHER)).lane == 1
-    assert (coordinator.has_joined, coordinator.begin_epoch()) == (True, (2, 2))
+    assert (coordinator.has_joined, coordinator.begin_epoch()) == (True, (2, ["", ""]))
 
 
 def test_legs_are_told_which_lanes_work(crowd: Crowd) -> None:
@@ -470,11 +470,11 @@ def test_a_lane_that_is_not_kept_leaves_and_is_not_asked(crowd: Crowd) -> None:
 
 def test_a_border_is_due_when_lanes_are_to_join(crowd: Crowd) -> None:
     crowd.coordinator.keep_lanes(0)
-    number, tasks = crowd.coordinator.begin_epoch()
+    number, places = crowd.coordinator.begin_epoch()
     crowd.coordinator.join(replace(_join(0, ONE), epoch=number))
     assert not crowd.coordinator.is_border_due
     crowd.coordinator.keep_lanes(2)
-    assert (tasks, crowd.coordinator.is_border_due) == (1, True)
+    assert (len(places), crowd.coordinator.is_border_due) == (1, True)
     crowd.clock.sleep(SILENT_SECONDS + 1)
     assert not crowd.coordinator.is_border_due, "a process that reports nothing would keep its task"
     assert crowd.hear(0, ONE).ended_epoch == number - 1
@@ -484,18 +484,18 @@ def test_a_border_is_due_when_lanes_are_to_join(crowd: Crowd) -> None:
     for _ in range(3):
         crowd.coordinator.end_epoch()
     assert (borders, crowd.hear(0, ONE).ended_epoch) == (["border"], number)
-    assert crowd.coordinator.begin_epoch() == (number + 1, 3)
+    assert crowd.coordinator.begin_epoch() == (number + 1, [""] * 3)
     assert not crowd.coordinator.is_border_due
 
 
 def test_no_border_is_due_while_a_task_has_not_begun(crowd: Crowd) -> None:
     """Its process may take long to start, and the others would be without a task until it has ended."""
     crowd.coordinator.keep_lanes(1)
-    number, tasks = crowd.coordinator.begin_epoch()
+    number, places = crowd.coordinator.begin_epoch()
     crowd.coordinator.join(replace(_join(0, ONE), epoch=number))
     crowd.coordinator.keep_lanes(0)
     crowd.coordinator.keep_lanes(2)
-    assert (tasks, crowd.coordinator.is_border_due) == (2, False)
+    assert (len(places), crowd.coordinator.is_border_due) == (2, False)
     crowd.coordinator.join(replace(_join(1, OTHER), epoch=number - 1))
     assert not crowd.coordinator.is_border_due, "that is a task of the epoch before"
     crowd.hear(1, OTHER, epoch=number)
@@ -556,6 +556,25 @@ def test_a_lane_that_died_before_holds_up_no_border(crowd: Crowd) -> None:
     crowd.hear(0, ONE, epoch=number)
     crowd.coordinator.keep_lanes(1)
     assert crowd.coordinator.is_border_due
+
+
+def test_a_task_is_to_run_where_the_process_of_its_share_is(crowd: Crowd) -> None:
+    """Whatever task took the process there, and as long as it has that share; a process with none has no place."""
+    crowd.coordinator.keep_lanes(1)
+    assert crowd.coordinator.begin_epoch() == (1, ["", ""])
+    crowd.coordinator.join(replace(_join(0, ONE), epoch=1, task="10"))
+    crowd.coordinator.join(replace(_join(1, OTHER), epoch=1, task="11"))
+    crowd.hear(0, ONE, task="10")
+    crowd.hear(0, ONE, task="")
+    crowd.coordinator.note_places({"10": "here", "12": "elsewhere"})
+    assert crowd.coordinator.begin_epoch() == (2, ["here", ""])
+    crowd.hear(0, ONE, task="20")
+    crowd.hear(1, OTHER, task="21")
+    crowd.coordinator.note_places({"21": "there"})
+    assert crowd.coordinator.begin_epoch() == (3, ["here", "there"]), "what is not told anew stays"
+    crowd.coordinator.keep_lanes(2)
+    crowd.coordinator.join(replace(_join(0, THIRD), epoch=3, task="30", gone=(ONE,)))
+    assert crowd.coordinator.begin_epoch() == (4, ["", "there", ""])
 
 
 def test_a_process_without_a_share_hears_of_the_border(crowd: Crowd) -> None:

@@ -1,4 +1,4 @@
-"""What Spark tells of tasks that failed: those whose Python worker has ended are told from those whose worker may live."""
+"""What Spark tells of its tasks: those whose Python worker has ended are told from those whose worker may live; and where tasks run."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from support.pipeline_case import PATIENCE_SECONDS, wait_until
 
-from pipelines.runner.crashed_tasks import crashed_tasks
+from pipelines.runner.spark_tasks import crashed_tasks, places_of_tasks, rows_at
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 KILLED, RAISING = range(2)
@@ -48,3 +48,17 @@ def test_only_a_task_whose_worker_has_ended_has_crashed(session: SparkSession, t
     finally:
         (tmp_path / "end").touch()
         thread.join(PATIENCE_SECONDS)
+
+
+def test_each_place_has_a_task_and_a_local_master_has_one_place(session: SparkSession) -> None:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        list(batches)
+        yield pa.RecordBatch.from_pydict({"number": [context.partitionId()]})
+
+    host = session.sparkContext.getConf().get("spark.driver.host")
+    session.sparkContext.setJobGroup("places", "the tasks of a test")
+    found = rows_at(session, ["", f"executor_{host}_driver", ""]).mapInArrow(work, "number long").collect()
+    assert [row["number"] for row in found] == [0, 1, 2]
+    assert places_of_tasks(session) == {}
