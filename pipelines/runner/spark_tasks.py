@@ -55,12 +55,13 @@ def rows_at(session: SparkSession, places: Sequence[str]) -> DataFrame:
     Spark deals the tasks of any other DataFrame to all executors with a free slot in turns. A place is the text form of Spark's
     `ExecutorCacheTaskLocation`; an executor that is gone is no preference.
     """
-    jvm, context = session._jvm, session.sparkContext
+    jvm = session._jvm
     assert jvm is not None
     as_scala, rows = jvm.scala.jdk.javaapi.CollectionConverters.asScala, jvm.java.util.ArrayList()
-    empty = jvm.org.apache.spark.sql.RowFactory.create(context._gateway.new_array(jvm.java.lang.Object, 0))
+    empty = jvm.org.apache.spark.sql.RowFactory.create(jvm.java.util.ArrayList().toArray())
     for place in places:
         preferred = jvm.java.util.ArrayList([place] if place else [])
         rows.add(jvm.scala.Tuple2(empty, as_scala(preferred).toList()))
-    partitions = context._jsc.sc().makeRDD(as_scala(rows).toList(), jvm.scala.reflect.ClassTag.apply(empty.getClass())).toJavaRDD()
+    row_class = jvm.scala.reflect.ClassTag.apply(empty.getClass())
+    partitions = session.sparkContext._jsc.sc().makeRDD(as_scala(rows).toList(), row_class).toJavaRDD()
     return DataFrame(session._jsparkSession.createDataFrame(partitions, jvm.org.apache.spark.sql.types.StructType()), session)
