@@ -7,13 +7,13 @@ what it still appends is fenced by its epoch.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from pipelines.config.settings import settings_digest
 from pipelines.engine.failures import from_failure, to_failure
 from pipelines.engine.leg import LegStatus
-from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Join, Joined, Process, Report
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Gone, Join, Joined, Process, Report
 from pipelines.engine.release import release_differences
 from pipelines.errors import FencedError, HaltError, TallyflowError
 from pipelines.protocol.lease import Lease
@@ -59,6 +59,7 @@ class _Member:
 
     `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one. `task`: Spark's id of its task, empty
     if it has none; `last_task`: of the one that it had last. `place`: the executor in which it is, as Spark names it, empty if unknown.
+    `has_ended`: it is known to have.
     """
 
     process: Process
@@ -69,6 +70,7 @@ class _Member:
     task: str = ""
     last_task: str = ""
     place: str = ""
+    has_ended: bool = False
 
 
 class Coordinator:
@@ -185,9 +187,7 @@ class Coordinator:
             if report.task:
                 self._note_task(report.process, report.epoch)
             beside = self._neighbours(report.process)
-            for neighbour in beside:
-                if neighbour.process in report.gone:
-                    neighbour.until = self._clock()
+            self._end(neighbour for neighbour in beside if neighbour.process in report.gone)
             for name, status in report.legs.items():
                 view = self._legs[LegId.parse(name)]
                 view.status, view.process = status, report.process
@@ -207,6 +207,19 @@ class Coordinator:
         self.changed.set()
         return Answer(seconds, is_stopping, lanes=lanes, ended_epoch=self._ended_epoch, settings=settings, asked=asked)
 
+    def note_gone(self, gone: Gone) -> Gone:
+        """Give the shares of processes that have ended to others; return those that had one."""
+        with self._lock:
+            self._end(ended := [member for member in self._members.values() if member.process in gone.processes])
+        if ended:
+            names = ", ".join(str(member.process) for member in ended)
+            self._announce(f"with an executor have ended: {names}; other processes take their shares over")
+        return Gone(tuple(member.process for member in ended))
+
+    def _end(self, members: Iterable[_Member]) -> None:
+        for member in members:
+            member.until, member.has_ended = self._clock(), True
+
     def _news_for(self, report: Report) -> str:
         """Return the settings that a share of legs has not been sent yet, empty if there are none: a lane's work has them in its items."""
         is_told = not self._settings or report.settings == settings_digest(self._settings)
@@ -219,7 +232,7 @@ class Coordinator:
         self._let_report()
 
     def look(self) -> None:
-        """Note the legs of processes that have been silent for SILENT_SECONDS as waiting: reports travel over NATS.
+        """Note the legs of processes that have ended, or been silent for SILENT_SECONDS, as waiting: reports travel over NATS.
 
         Ask a lane to leave if legs are without a process: on a cluster without a free slot nobody could join for them.
         """
@@ -228,8 +241,10 @@ class Coordinator:
             for share, member in self._members.items():
                 silent = self._clock() - member.heard_at
                 for view in (self._legs[leg] for leg in self.shares[share]):
-                    if silent > SILENT_SECONDS and view.status.state in ("starting", "running", "waiting"):
+                    if (member.has_ended or silent > SILENT_SECONDS) and view.status.state in ("starting", "running", "waiting"):
                         message = f"no report from {member.process} for {silent:.0f} s: NATS does not answer, or the process hangs"
+                        if member.has_ended:
+                            message = f"its process {member.process} has ended, another one is to take over"
                         view.status = replace(view.status, state="waiting", message=message)
 
     def _make_room(self) -> None:
@@ -251,9 +266,7 @@ class Coordinator:
     def give_up(self, tasks: Set[str]) -> None:
         """Give the shares of processes that ended with these tasks to others."""
         with self._lock:
-            for member in self._members.values():
-                if member.task in tasks:
-                    member.until = self._clock()
+            self._end(member for member in self._members.values() if member.task in tasks)
 
     @property
     def most_lanes(self) -> int:

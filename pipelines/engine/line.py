@@ -126,12 +126,21 @@ class Answer(Form):
     asked: tuple[Process, ...] = ()
 
 
+@dataclass(frozen=True)
+class Gone(Form):
+    """Processes that have ended, as the daemon knows that has forked them."""
+
+    processes: tuple[Process, ...] = ()
+
+
 class Line(Protocol):
     """What a share's process says to its runner. Raises RetryableError if the runner does not answer."""
 
     def join(self, join: Join) -> Joined: ...
 
     def report(self, report: Report) -> Answer: ...
+
+    def note_gone(self, gone: Gone) -> Gone: ...
 
     def on_stop(self, callback: Callable[[], None]) -> None: ...
 
@@ -158,6 +167,7 @@ def serve(coordinator: Line, log: JetStream, subject: str) -> None:
 
     log.serve(f"{subject}.join", answered(Join, coordinator.join))
     log.serve(f"{subject}.report", answered(Report, coordinator.report))
+    log.serve(f"{subject}.gone", answered(Gone, coordinator.note_gone))
     coordinator.on_stop(partial(notify, "stop"))
     coordinator.on_border(partial(notify, "border"))
 
@@ -173,6 +183,9 @@ class NatsLine:
 
     def report(self, report: Report) -> Answer:
         return from_text(Answer, self._ask("report", report))
+
+    def note_gone(self, gone: Gone) -> Gone:
+        return from_text(Gone, self._ask("gone", gone))
 
     def _ask(self, what: str, form: Form) -> bytes:
         answer = self._log.request(f"{self._subject}.{what}", to_text(form).encode())

@@ -61,7 +61,7 @@ class Share:
         self._run, self._number, self._log, self._line = run, number, log, line
         self._leg_classes, self._clock, self._subject = leg_classes, clock, subject
         self._at_the_end: list[Callable[[], object]] = []
-        self._process = Process.own()
+        self.process = Process.own()
         self._held = Held(clock)
         self._stop = threading.Event()
         self._news = threading.Event()
@@ -103,6 +103,10 @@ class Share:
             thread.start()
         self._reporter.start()
 
+    def at_the_end(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the legs, or the lane, have ended, and the runner was told so."""
+        self._at_the_end.append(callback)
+
     def _note_settings(self, settings: str) -> None:
         """Work under settings that the runner has sent, if it has: the legs that are made from now on, and those at work."""
         if settings:
@@ -138,7 +142,7 @@ class Share:
         """Return the share that is given, neither legs nor a lane after a stop, or when the epoch is over."""
         gone: tuple[Process, ...] = ()
         while not self._stop.is_set():
-            joined = self._line.join(Join(self._number, self._process, dict(own_release()), gone, epoch, self._task))
+            joined = self._line.join(Join(self._number, self.process, dict(own_release()), gone, epoch, self._task))
             gone = tuple(process for process in joined.held_by if process.is_dead())
             if joined.epochs or joined.lane:
                 return joined
@@ -198,7 +202,7 @@ class Share:
             answer = self._line.report(
                 Report(
                     self._number,
-                    self._process,
+                    self.process,
                     statuses,
                     notes,
                     self._task,

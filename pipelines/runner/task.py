@@ -13,6 +13,7 @@ from pipelines.engine.failures import to_failure
 from pipelines.engine.line import NatsLine
 from pipelines.engine.run_spec import read_run
 from pipelines.errors import RetryableError, TallyflowError
+from pipelines.runner import wills
 from pipelines.runner.share import Share
 
 ROWS = "share long, leg string, rows long, failure string, has_ended boolean"
@@ -82,6 +83,8 @@ class _Kept:
                 self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"), config.streams)
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
             share.start(epoch, task)
+            wills.leave(share.process, run_text, subject)
+            share.at_the_end(lambda: wills.leave(share.process))
             self._share = share
         return self._share
 

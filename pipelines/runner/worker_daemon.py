@@ -1,6 +1,7 @@
 """The daemon from which Spark forks its Python workers, with everything that a share of legs needs imported once.
 
 A new worker, at a start or after a kill, is ready in milliseconds instead of after a second of imports, and workers share that memory.
+When the executor has ended, it tells the runners of its workers that these have, too.
 """
 
 import gc
@@ -9,6 +10,7 @@ import pyarrow as pa
 from pyspark.daemon import manager
 
 import pipelines.runner.epochs  # noqa: F401
+from pipelines.runner import wills
 from pipelines.without_pandas import leave_out_pandas
 
 if __name__ == "__main__":
@@ -18,4 +20,10 @@ if __name__ == "__main__":
     # A collection would visit, and so copy, what the workers share.
     gc.collect()
     gc.freeze()
-    manager()
+    own = wills.HERE = wills.Wills()
+    try:
+        manager()
+    finally:
+        # Spark's daemon leaves by an exception, with a signal to its workers, when its executor has ended; a worker never comes here.
+        wills.await_children()
+        wills.tell(own.left())

@@ -76,11 +76,12 @@ class Run:
         with closing(self.case.log()) as log:
             wait_until(lambda: is_confirmed(log, self.case), "what every leg has confirmed")
 
-    def end(self) -> None:
-        """Stop in good order, without a leg that has halted."""
+    def end(self) -> str:
+        """Stop in good order, without a leg that has halted; return what the run has said."""
         self.process.send_signal(signal.SIGTERM)
         words = self.process.communicate(timeout=PATIENCE_SECONDS)[1]
         assert (self.process.returncode, "halted" in words) == (0, False), words
+        return words
 
     def check(self) -> None:
         assert check_first_of_keys(self.case).total() == self.sent
@@ -92,7 +93,11 @@ def test_lanes_are_lost_with_their_executor_and_nothing_else_is(case: PipelineCa
     run.send(BACKLOGS[0])
     kill(random.choice(run.cluster.executors()))
     run.wait()
-    run.end()
+    legs = wait_until(lambda: [one for one in run.cluster.executors() if one.pid in _places(run)], "an executor with a leg")
+    kill(legs[0])
+    run.send(1000)
+    run.wait()
+    assert "with an executor have ended: " in run.end(), "the daemon of its workers has said so"
     run.check()
 
 

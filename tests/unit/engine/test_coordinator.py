@@ -19,7 +19,7 @@ from pipelines.engine.coordinator import (
     LegView,
 )
 from pipelines.engine.leg import LegStatus
-from pipelines.engine.line import Held, Join, Joined, NatsLine, Process, Report, serve
+from pipelines.engine.line import Gone, Held, Join, Joined, NatsLine, Process, Report, serve
 from pipelines.engine.release import own_release
 from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.protocol.lease import TTL_SECONDS, Lease
@@ -330,6 +330,21 @@ def test_a_process_that_ended_with_its_task_is_given_up(case: Case) -> None:
     assert case.join(OTHER) == {}
     case.coordinator.give_up({"7"})
     assert case.join(OTHER) == {LEG: 2}
+    assert case.report(ONE).is_replaced
+
+
+def test_a_process_that_its_daemon_has_seen_end_is_given_up(case: Case) -> None:
+    wire: Any = Wire()
+    serve(case.coordinator, wire, "run")
+    line = NatsLine(wire, "run")
+    case.join(ONE)
+    assert line.note_gone(Gone((OTHER,))) == Gone()
+    assert case.join(THIRD) == {}
+    assert line.note_gone(Gone((OTHER, ONE))) == Gone((ONE,))
+    assert case.announced == ["with an executor have ended: elsewhere:1; other processes take their shares over"]
+    case.coordinator.look()
+    assert case.view.status.message == "its process elsewhere:1 has ended, another one is to take over"
+    assert case.join(THIRD) == {LEG: 2}
     assert case.report(ONE).is_replaced
 
 

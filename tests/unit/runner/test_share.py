@@ -12,7 +12,7 @@ from pipelines.engine.failures import from_failure
 from pipelines.engine.inputs import Input, Offset
 from pipelines.engine.lanes import LEAST_RECORDS, Lanes
 from pipelines.engine.leg import LegStatus, ReplanError
-from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Joined, Process
+from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Gone, Joined, Process
 from pipelines.engine.run_spec import RunSpec
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.topology import LegId
@@ -190,6 +190,9 @@ class Spoken:
     def join(self, join: Any) -> Joined:
         self.joined = join
         return self.given
+
+    def note_gone(self, gone: Gone) -> Gone:
+        raise AssertionError(f"a share tells of no end: {gone}")
 
     def report(self, report: Any) -> Answer:
         self.reports.append(report)

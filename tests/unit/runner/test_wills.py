@@ -1,0 +1,53 @@
+"""What Python workers leave with the daemon that has forked them, told once none of them is left: real processes, and no runner."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+from pipelines.engine.line import Process
+from pipelines.runner.wills import Will, Wills
+
+ONE, OTHER = (Will(Process("here", pid, ""), f"run {pid}", "runs.1") for pid in (1, 2))
+FORKS = """
+import os, signal, time
+from pipelines.engine.line import Process
+from pipelines.runner import wills
+
+# As Spark's daemon: its children leave no zombies.
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+own = wills.HERE = wills.Wills()
+ready, told = os.pipe()
+for kind in ("stays", "ends"):
+    if os.fork() == 0:
+        wills.leave(Process.own(), kind, "subject")
+        if kind == "ends":
+            wills.leave(Process.own())
+        os.write(told, b".")
+        time.sleep(60 if kind == "stays" else 0)
+        os._exit(0)
+for _ in range(2):
+    os.read(ready, 1)
+children = own.left()
+print([will.run_text for will in children], [will.process.is_dead() for will in children])
+for child in children:
+    os.kill(child.process.pid, signal.SIGKILL)
+wills.await_children()
+print([will.run_text for will in own.left()], [will.process.is_dead() for will in own.left()])
+"""
+
+
+def test_the_last_will_of_a_process_counts_and_may_be_withdrawn() -> None:
+    wills = Wills()
+    assert wills.left() == []
+    for will in (ONE, OTHER, replace(ONE, subject="runs.2")):
+        wills.leave(will)
+    assert wills.left() == [replace(ONE, subject="runs.2"), OTHER]
+    wills.leave(Will(OTHER.process))
+    assert wills.left() == [replace(ONE, subject="runs.2")]
+    wills.leave(OTHER)
+    assert wills.left()[1:] == [OTHER]
+
+
+def test_wills_of_forked_processes_are_read_once_all_have_ended() -> None:
+    found = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.splitlines() == ["['stays'] [False]", "['stays'] [True]"], found.stderr
