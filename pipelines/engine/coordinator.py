@@ -180,7 +180,7 @@ class Coordinator:
         """Note the state of a share's legs; answer for how long the process keeps the share."""
         with self._lock:
             member = self._members.get(report.share)
-            if member is None or member.process != report.process:
+            if member is None or member.process != report.process or member.has_ended:
                 return Answer(is_replaced=True)
             if any(self._legs[leg].lease.lost.is_set() for leg in self.shares[report.share]):
                 return Answer(is_replaced=True)

@@ -13,7 +13,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.engine.line import Gone, NatsLine, Process
 from pipelines.engine.run_spec import read_run
 from pipelines.errors import TallyflowError
-from pipelines.protocol.codec import Form, Text, from_text, to_text
+from pipelines.protocol.codec import Form, FormError, Text, from_text, to_text
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,44 @@ class Wills:
         self._file = TemporaryFile("ab+", buffering=0)  # noqa: SIM115
 
     def leave(self, will: Will) -> None:
-        """Replace the will of its process."""
+        """Replace the will of its process. Raise OSError if the disk is full."""
         self._file.write(to_text(will).encode() + b"\n")
 
     def left(self) -> list[Will]:
-        """Return the last will of each process that has not withdrawn it."""
+        """Return the last will of each process that has not withdrawn it; without those that a full disk has cut."""
         self._file.seek(0)
-        wills = [from_text(Will, line) for line in self._file.read().splitlines()]
-        return [will for will in {will.process: will for will in wills}.values() if will.subject]
+        found: dict[Process, Will] = {}
+        for line in self._file.read().splitlines():
+            with suppress(FormError):
+                will = from_text(Will, line)
+                found[will.process] = will
+        return [will for will in found.values() if will.subject]
 
 
-HERE: Wills | None = None
+_here: Wills | None = None
 """The wills that this process shares with the daemon that has forked it; None without one of ours."""
 
 
+def share() -> None:
+    """Share wills with all processes that are forked from this one from now on. Where no file can be made there are none."""
+    global _here
+    with suppress(OSError):
+        _here = Wills()
+
+
 def leave(process: Process, run_text: str = "", subject: str = "") -> None:
-    """Leave the will of this process, if a daemon is there to read it."""
-    if HERE is not None:
-        HERE.leave(Will(process, run_text, subject))
+    """Leave the will of this process, if a daemon of ours is there to read it."""
+    if _here is not None:
+        with suppress(OSError):
+            _here.leave(Will(process, run_text, subject))
 
 
-def await_children() -> None:
-    """Wait until every process that this one has forked has ended: no thread of them runs any more."""
+def left_behind() -> list[Will]:
+    """Wait until every process that this one has forked has ended, when no thread of them runs any more; return their wills."""
     with suppress(ChildProcessError):
         while True:
             os.wait()
+    return _here.left() if _here is not None else []
 
 
 def tell(wills: Iterable[Will]) -> None:

@@ -20,10 +20,9 @@ if __name__ == "__main__":
     # A collection would visit, and so copy, what the workers share.
     gc.collect()
     gc.freeze()
-    own = wills.HERE = wills.Wills()
+    wills.share()
     try:
         manager()
     finally:
         # Spark's daemon leaves by an exception, with a signal to its workers, when its executor has ended; a worker never comes here.
-        wills.await_children()
-        wills.tell(own.left())
+        wills.tell(wills.left_behind())

@@ -344,8 +344,8 @@ def test_a_process_that_its_daemon_has_seen_end_is_given_up(case: Case) -> None:
     assert case.announced == ["with an executor have ended: elsewhere:1; other processes take their shares over"]
     case.coordinator.look()
     assert case.view.status.message == "its process elsewhere:1 has ended, another one is to take over"
+    assert case.report(ONE).is_replaced, "a report that was on its way gives no right"
     assert case.join(THIRD) == {LEG: 2}
-    assert case.report(ONE).is_replaced
 
 
 def test_a_process_that_reports_is_not_asked_about(case: Case) -> None:
