@@ -84,7 +84,7 @@ class _Kept:
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
             share.start(epoch, task)
             wills.leave(share.process, run_text, subject)
-            share.at_the_end(lambda: wills.leave(share.process))
+            share.at_the_end(lambda: wills.withdraw(share.process))
             self._share = share
         return self._share
 

@@ -51,18 +51,23 @@ _here: Wills | None = None
 """The wills that this process shares with the daemon that has forked it; None without one of ours."""
 
 
-def share() -> None:
-    """Share wills with all processes that are forked from this one from now on. Where no file can be made there are none."""
+def begin() -> None:
+    """Let all processes that are forked from this one from now on leave wills. Where no file can be made there are none."""
     global _here
     with suppress(OSError):
         _here = Wills()
 
 
-def leave(process: Process, run_text: str = "", subject: str = "") -> None:
+def leave(process: Process, run_text: str, subject: str) -> None:
     """Leave the will of this process, if a daemon of ours is there to read it."""
     if _here is not None:
         with suppress(OSError):
             _here.leave(Will(process, run_text, subject))
+
+
+def withdraw(process: Process) -> None:
+    """Withdraw the will of this process, whose share has ended in good order."""
+    leave(process, "", "")
 
 
 def left_behind() -> list[Will]:

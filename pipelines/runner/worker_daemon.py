@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # A collection would visit, and so copy, what the workers share.
     gc.collect()
     gc.freeze()
-    wills.share()
+    wills.begin()
     try:
         manager()
     finally:

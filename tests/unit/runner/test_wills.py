@@ -20,13 +20,13 @@ from pipelines.runner import wills
 
 # As Spark's daemon: its children leave no zombies.
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-wills.share()
+wills.begin()
 ready, told = os.pipe()
 for kind in ("stays", "ends"):
     if os.fork() == 0:
         wills.leave(Process.own(), kind, "subject")
         if kind == "ends":
-            wills.leave(Process.own())
+            wills.withdraw(Process.own())
         os.write(told, b".")
         time.sleep(60 if kind == "stays" else 0)
         os._exit(0)
@@ -56,7 +56,7 @@ def test_the_last_will_of_a_process_counts_and_may_be_withdrawn() -> None:
 
 def test_where_no_file_can_be_made_nobody_leaves_a_will(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
-    wills.share()
+    wills.begin()
     wills.leave(ONE.process, "run", "subject")
     assert wills._here is None
 
