@@ -58,7 +58,8 @@ class _Member:
     """The process that has a share. `until`: the time up to which it may insert. `heard_at`: that of its last report.
 
     `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one. `task`: Spark's id of its task, empty
-    if it has none; `last_task`: of the one that it had last. `place`: the executor in which it is, as Spark names it, empty if unknown.
+    if it has none; `last_task`: of the one that it had last. `place`: the executor in which it is, as Spark names it, empty if Spark does
+    not tell, None before it was asked.
     `has_ended`: it is known to have.
     """
 
@@ -69,7 +70,7 @@ class _Member:
     is_leaving: bool = False
     task: str = ""
     last_task: str = ""
-    place: str = ""
+    place: str | None = None
     has_ended: bool = False
 
 
@@ -78,6 +79,9 @@ class Coordinator:
 
     `shares`: the legs of each; the shares without a leg are lanes, and come last. At first no lane is kept.
     """
+
+    has_places = False
+    """Whether tasks may run in one of several executors."""
 
     def __init__(
         self,
@@ -308,7 +312,7 @@ class Coordinator:
         """Note the executors in which tasks ran, by the task."""
         with self._lock:
             for member in self._members.values():
-                member.place = places.get(member.last_task, member.place)
+                member.place = places.get(member.last_task, member.place or "")
 
     def begin_epoch(self) -> tuple[int, list[str]]:
         """Begin an epoch of the query; return its number, which no other one of this runner has, and where its tasks are to run.
@@ -319,20 +323,28 @@ class Coordinator:
             self._begun_epoch, self._epoch_tasks = self._begun_epoch + 1, self.tasks
             self._to_begin, self._begun, self._taken_over = self.tasks, set(), {}
             members = (self._members.get(share) for share in range(self.tasks))
-            return self._begun_epoch, [member.place if member else "" for member in members]
+            return self._begun_epoch, [(member.place or "") if member else "" for member in members]
 
     @property
     def is_border_due(self) -> bool:
-        """Whether the epoch has fewer tasks than the run keeps, or a lost one works again; each has begun, and its process reports.
+        """Whether the epoch has too few tasks, or a lost one works again, or one is where no epoch sent it; all have begun, and report.
 
+        Tried again, a task that was sent nowhere would go to any executor, also to one whose Python has not begun.
         Until the last task has ended the others' processes, and so their executors, are without one. Of a lost task Spark counts the
         failures in an epoch, and ends all tasks at the fourth; without progress that is what should come.
         """
         with self._lock:
             holders = [member for member in self._members.values() if member.process in self._begun]
             is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in holders)
-            works_again = any(self._has_moved(share, before) for share, before in self._taken_over.items())
-            return (self._epoch_tasks < self.tasks or works_again) and is_heard and len(self._begun) >= self._to_begin
+            is_due = self._epoch_tasks < self.tasks or self._lacks_places
+            is_due |= any(self._has_moved(share, before) for share, before in self._taken_over.items())
+            return is_due and is_heard and len(self._begun) >= self._to_begin
+
+    @property
+    def _lacks_places(self) -> bool:
+        return self.has_places and any(
+            member.place is None and share not in self._taken_over for share, member in self._members.items() if share < self.tasks
+        )
 
     def _has_moved(self, share: int, before: list[Mapping[str, int]]) -> bool:
         # A process that begins has reached nothing yet.

@@ -23,7 +23,7 @@ from pipelines.engine.failures import from_failure, last_message
 from pipelines.engine.leg import StoppedError
 from pipelines.engine.line import serve
 from pipelines.engine.run_spec import RunSpec
-from pipelines.engine.session import is_jvm_alive
+from pipelines.engine.session import is_cluster, is_jvm_alive
 from pipelines.errors import HaltError, ProcessLostError, TallyflowError
 from pipelines.host import remedy_by_text
 from pipelines.runner.leg_thread import RESTARTS_WITHOUT_PROGRESS, Restarts
@@ -75,6 +75,7 @@ class Epochs:
     def start(self) -> None:
         """Start the query; return when every leg has begun, or waits, or has halted."""
         serve(self._coordinator, self._log, self._subject)
+        self._coordinator.has_places = is_cluster(self._session.sparkContext.master)
         self._start()
         while not self._coordinator.has_begun and not self._coordinator.is_stopping and self._query is not None and self._query.isActive:
             self._coordinator.changed.wait(0.1)

@@ -592,6 +592,41 @@ def test_a_task_is_to_run_where_the_process_of_its_share_is(crowd: Crowd) -> Non
     assert crowd.coordinator.begin_epoch() == (4, ["", "there", ""])
 
 
+def test_a_border_is_due_while_a_new_task_has_no_place(crowd: Crowd) -> None:
+    """Tried again in its first epoch, it would go to any executor, also to one without a warm Python."""
+    coordinator = crowd.coordinator
+    coordinator.has_places = True
+    coordinator.keep_lanes(1)
+    coordinator.begin_epoch()
+    coordinator.join(replace(_join(0, ONE), epoch=1, task="10"))
+    assert not coordinator.is_border_due, "the other task has not begun"
+    coordinator.join(replace(_join(1, OTHER), epoch=1, task="11"))
+    assert coordinator.is_border_due
+    coordinator.note_places({"10": "here"})
+    assert coordinator.begin_epoch() == (2, ["here", ""])
+    crowd.hear(0, ONE, task="20", epoch=2)
+    crowd.hear(1, OTHER, task="21", epoch=2)
+    assert not coordinator.is_border_due, "Spark was asked, and tells nothing of the other one"
+    coordinator.keep_lanes(2)
+    coordinator.note_places({})
+    coordinator.begin_epoch()
+    crowd.hear(0, ONE, task="30", epoch=3)
+    crowd.hear(1, OTHER, task="31", epoch=3)
+    coordinator.join(replace(_join(2, THIRD), epoch=3, task="32"))
+    assert coordinator.is_border_due, "for the lane that has come"
+
+
+def test_no_border_is_due_for_the_place_of_a_task_tried_again(case: Case) -> None:
+    """Spark counts its failures in an epoch; it is due once the task has come further."""
+    case.coordinator.has_places = True
+    case.coordinator.begin_epoch()
+    case.coordinator.join(replace(_join(0, ONE), epoch=1, task="10"))
+    case.coordinator.note_places({"10": "here"})
+    case.coordinator.begin_epoch()
+    case.coordinator.join(replace(_join(0, OTHER), epoch=2, task="20", gone=(ONE,)))
+    assert not case.coordinator.is_border_due
+
+
 def test_a_process_without_a_share_hears_of_the_border(crowd: Crowd) -> None:
     crowd.coordinator.keep_lanes(0)
     number, _ = crowd.coordinator.begin_epoch()
