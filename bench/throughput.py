@@ -90,7 +90,7 @@ def _before_the_first(pipeline: MeasuredPipeline, meter: Meter) -> tuple[float, 
     look = time.monotonic(), meter.read()
     config = load(pipeline.file, pipeline.environment)
     raw = Names(config.pipeline_id).stream("raw")
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
 
         def has_begun() -> bool:
             nonlocal look

@@ -54,7 +54,7 @@ def read_account(config: PipelineConfig, lag: int | None) -> Account:
     Raises HaltError for a pipeline that was never started, RetryableError while NATS is away.
     """
     names = Names(config.pipeline_id)
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         account = tally(log, names, config.topology)
         roles = {RAW: ("raw",), OUT: config.topology.outs, DEAD_LETTERS: ("dlq",)}
         states = {name: [log.state(names.stream(role)) for role in of_asset] for name, of_asset in roles.items()}

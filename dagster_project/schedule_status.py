@@ -47,7 +47,7 @@ def schedule_of(
     )
     def due(streaming_jobs: StreamingJobs) -> dg.RunRequest | dg.SkipReason:
         try:
-            with closing(JetStream(streaming_jobs.config(pipeline.path).nats)) as log:
+            with closing(JetStream.of(streaming_jobs.config(pipeline.path))) as log:
                 check_started(log.connect(), pipeline.names)
         except NeverStartedError as error:
             return dg.SkipReason(str(error))

@@ -266,7 +266,7 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         """Check the file before the runners are stopped: raise ConfigurationError or HaltError for a file that no start would take."""
         config = self.config(path)
         check_file(config)
-        log = JetStream(config.nats)
+        log = JetStream.of(config)
         # A restart may be the answer to an outage: then the start checks again.
         with suppress(RetryableError), closing(log):
             existing_streams(config, log.connect())

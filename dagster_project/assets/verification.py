@@ -87,7 +87,7 @@ def _asset(pipeline: Pipeline) -> dg.AssetsDefinition:
         with errors_as_failures():
             config = streaming_jobs.config(pipeline.path)
             request = Request(streaming_jobs.directory(config.pipeline_id), hour, hour + HOUR)
-            with closing(JetStream(config.nats).connect()) as log:
+            with closing(JetStream.of(config).connect()) as log:
                 report = verify(config, log, request)
         # What is not proven yet is no difference: a warning.
         severity = dg.AssetCheckSeverity.ERROR if report.findings else dg.AssetCheckSeverity.WARN

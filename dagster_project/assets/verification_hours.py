@@ -85,7 +85,7 @@ def hours_to_list(instance: dg.DagsterInstance, pipeline: Pipeline, config: Pipe
 
 def hours_seen(config: PipelineConfig, now: datetime) -> set[str]:
     """Return the keys of the hours with records. Raise RetryableError while NATS is away."""
-    with closing(JetStream(config.nats)) as log:
+    with closing(JetStream.of(config)) as log:
         return {key_of(hour) for hour in hours_with_records(log.connect(), Names(config.pipeline_id), now)}
 
 

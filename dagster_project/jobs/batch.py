@@ -86,7 +86,7 @@ def _put_back(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config:
     """Insert missing rows. Raise Failure with the findings if something still differs; unproven rows are only reported."""
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
-    with closing(JetStream(resolved.nats).connect()) as log:
+    with closing(JetStream.of(resolved).connect()) as log:
         request = Request(jobs.directory(resolved.pipeline_id), since, until)
         sinks = {resolved.topology.file_id(seen.sink_leg): seen for seen in resolved.by_sink}
         found = {sink: put_back(seen, log, request, config.feed_views, as_lines(announce)) for sink, seen in sinks.items()}
@@ -103,7 +103,7 @@ def _verify(jobs: StreamingJobs, _: SparkResource, pipeline: Pipeline, config: V
     resolved = jobs.config(pipeline.path)
     since, until = instant("since", config.since), instant("until", config.until)
     request = Request(jobs.directory(resolved.pipeline_id), since, until, config.examples, config.with_kafka)
-    with closing(JetStream(resolved.nats).connect()) as log:
+    with closing(JetStream.of(resolved).connect()) as log:
         report = verify(resolved, log, request, as_lines(announce))
     metadata = report_metadata(report)
     if report.findings:

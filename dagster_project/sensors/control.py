@@ -220,7 +220,7 @@ def look_at_dead_letters(pipeline: Pipeline, jobs: StreamingJobs, now: float) ->
     config: PipelineConfig = jobs.config(pipeline.path)
     names = Names(config.pipeline_id)
     runners = find_runners(jobs.directory(config.pipeline_id))
-    with closing(JetStream(config.nats)) as log:
+    with closing(JetStream.of(config)) as log:
         if log.connect().state(names.stream("ledger")) is None:
             return DeadLetters(0, 0, timedelta(), None)
         waiting = tally(log, names, config.topology).dead_letters.waiting

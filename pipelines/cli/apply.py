@@ -152,7 +152,7 @@ def _asked(
     directory = directory_of(config)
     before, _ = as_it_ran(file, config, directory)
     is_running, desired = bool(processes(directory)), read_desired(directory)
-    with closing(JetStream(before.nats, streams=before.streams)) as log:
+    with closing(JetStream.of(before)) as log:
         log.connect()
         edit = plan_edit(before, config, log, is_running=is_running, drops=drops)
         if edit.need == Need.RELOAD:

@@ -99,7 +99,7 @@ def remake(config: PipelineConfig) -> None:
     from pipelines.connectors.nats.client import JetStream
     from pipelines.proof.reprocess import reprocess
 
-    with closing(JetStream(config.nats, streams=config.streams)) as log, progress_bar() as progress:
+    with closing(JetStream.of(config)) as log, progress_bar() as progress:
         log.connect()
         count = reprocess(config, log, directory_of(config), progress)
     announce(f"{count_of(count, 'row')} made anew")

@@ -43,7 +43,7 @@ def show(file: File, as_json: AsJson = False) -> None:
 
     with errors_as_exit():
         config = load(file)
-        with closing(JetStream(config.nats).connect()) as log:
+        with closing(JetStream.of(config).connect()) as log:
             plans = open_plans(log, Names(config.pipeline_id), config.topology)
         halts = {leg: halt.message for leg, halt in read_halts(directory_of(config)).items()}
     if as_json:

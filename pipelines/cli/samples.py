@@ -134,5 +134,5 @@ def opened_raw(config: PipelineConfig, text: str) -> "Iterator[tuple[JetStream, 
     from pipelines.connectors.nats.client import JetStream
 
     span = span_of(text)
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         yield log, Names(config.pipeline_id), span

@@ -56,7 +56,7 @@ def tap(
         raise typer.BadParameter("only rows of a table have a sink; use it with --at out", param_hint="--sink")
     with errors_as_exit():
         config = load(file)
-        with closing(JetStream(config.nats, "tallyflow-tap").connect()) as log, suppress(KeyboardInterrupt):
+        with closing(JetStream.of(config, "tallyflow-tap").connect()) as log, suppress(KeyboardInterrupt):
             look = Tap(config, log, at.value, source, sink, key or ())
             if key:
                 columns = ", ".join(name for name, _ in look.key_columns)

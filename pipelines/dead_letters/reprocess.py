@@ -133,7 +133,7 @@ def reprocessing(config: PipelineConfig, directory: Path) -> Iterator[Reprocessi
     Raise FencedError if another command takes dead letters, HaltError for a pipeline that was never started.
     """
     names = Names(config.pipeline_id)
-    with closing(JetStream(config.nats, streams=config.streams).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         check_started(log, names)
         lease = Lease(log, names, directory, REDRIVE)
         epoch = lease.acquire()

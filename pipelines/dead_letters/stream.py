@@ -48,7 +48,7 @@ class DeadLetters:
         """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._names, self._max_attempts = Names(config.pipeline_id), config.dead_letters.max_attempts
         self._fields = {entry.column_name: entry.name for seen in config.by_sink for entry in seen.sink.mapping}
-        self._log = JetStream(config.nats)
+        self._log = JetStream.of(config)
         self._snapshots = Snapshots(self._names.state_storage(directory or self._names.directory(default_home()), config.state_uri))
 
     def close(self) -> None:

@@ -188,7 +188,7 @@ class Acts:
         headline(self._console, 3, f"Running pipeline {self._config.pipeline_id}{where} until it has caught up")
         with (
             self._log("demo.log") as log,
-            closing(JetStream(self._config.nats).connect()) as nats,
+            closing(JetStream.of(self._config).connect()) as nats,
             self._runner(log, self._environment) as runner,
             _bar(self._console) as bar,
         ):
@@ -259,7 +259,7 @@ class Acts:
     def _show_tally(self) -> tuple[bool, Counter[str]]:
         """Print the tally; return (whether it has a residue, the records by outcome)."""
         headline(self._console, 4, "The tally: what each leg counted")
-        with closing(JetStream(self._config.nats).connect()) as log:
+        with closing(JetStream.of(self._config).connect()) as log:
             tallied = tally(log, self._names, self._config.topology)
         self._console.print(tally_table(self._config.pipeline_id, tallied))
         outcomes: Counter[str] = Counter()
@@ -282,7 +282,7 @@ class Acts:
     def _verify(self, produced: int) -> Iterator[str]:
         """Count every position as `tallyflow audit` does, and compare the values as `tallyflow verify` does; yield the faults."""
         headline(self._console, 6, "Checking Kafka's positions and values against the table and the dead letters")
-        with closing(JetStream(self._config.nats).connect()) as log:
+        with closing(JetStream.of(self._config).connect()) as log:
             positions = Audit(self._config, log, _EXAMPLES, directory=self._directory).run()
             contents = verify(self._config, log, Request(self._directory, examples=_EXAMPLES, with_kafka=True))
         for report in (positions, contents):
@@ -298,7 +298,7 @@ class Acts:
     def _differences(self, example: Example, account: Account, outcomes: Counter[str]) -> Iterator[str]:
         """Compare what became of the records with what the example says must become of them; yield the differences."""
         headline(self._console, 7, f"Comparing with the account that examples/{self._file.parent.name}/events.py makes by itself")
-        with closing(JetStream(self._config.nats).connect()) as log:
+        with closing(JetStream.of(self._config).connect()) as log:
             letters = Counter(code for batch in read_dead_letters(log, self._names, ("code",)) for code in batch["code"].to_pylist())
         question = example.question.format(table=self._table, **{sink: table for sink, table in self._tables.items() if sink})
         with closing(ClickHouse(self._config.sink)) as clickhouse:

@@ -33,7 +33,7 @@ def as_it_ran(file: Path, config: PipelineConfig, directory: Path) -> tuple[Pipe
     before = load(file, {**os.environ, **run.variables}, text=run.config_text)
     pin_codes(before, run.codes)
     if edited := {*run.codes.values()} - {*codes_of(config).values()}:
-        with closing(JetStream(before.nats).connect()) as log:
+        with closing(JetStream.of(before).connect()) as log:
             for code in edited:
                 load_code(log, Names(before.pipeline_id), code)
     return before, run.config_text

@@ -155,7 +155,7 @@ class Connections(Kept):
             from pipelines.connectors.nats.client import JetStream
 
             # It connects at its first use, and again until that succeeds: one object, so one thread.
-            self._log = JetStream(self.config.nats, classes=self.config.on_error.classes("nats"), streams=self.config.streams)
+            self._log = JetStream.of(self.config)
         return self._log
 
     def source(self, source_id: str) -> Source:

@@ -28,7 +28,7 @@ class Deletion:
 
     def lines(self) -> list[str]:
         """Return one line per object to delete. Raise HaltError if the pipeline was never started and its table does not exist."""
-        with closing(JetStream(self._config.nats).connect()) as log:
+        with closing(JetStream.of(self._config).connect()) as log:
             states = {role: log.state(self._names.stream(role)) for role in all_roles(self._config.streams, self._config.topology.outs)}
         streams = {self._names.stream(role): state for role, state in states.items() if state}
         if not streams and not self._directory.exists() and not any(map(_exists, self._dropped)):
@@ -45,7 +45,7 @@ class Deletion:
 
     def run(self) -> None:
         """Delete the pipeline, holding all leases, so that no runner is at work. Raise FencedError if one is. Safe to repeat."""
-        with closing(JetStream(self._config.nats).connect()) as log:
+        with closing(JetStream.of(self._config).connect()) as log:
             self._directory.mkdir(parents=True, exist_ok=True)
             if log.state(self._names.stream("ledger")) is not None:
                 for lease in acquire_all(log, self._names, self._directory, (*self._config.topology.legs, REDRIVE, PUT_BACK)).values():

@@ -118,7 +118,7 @@ class Reached:
 
 def reached(config: PipelineConfig, config_text: str, leg: LegId, directory: Path) -> Reached:
     """Connect to what an abandonment of rows of a sink leg reaches; `directory` is the pipeline's on this host."""
-    log, seen = JetStream(config.nats).connect(), config.seen_from(leg)
+    log, seen = JetStream.of(config).connect(), config.seen_from(leg)
     connections = Connections(RunSpec.beside(config_text, config), keep_partitions=True, log=log, config=seen)
 
     def lease() -> Lease:

@@ -17,13 +17,13 @@ from pipelines.protocol.tally import Tally, tally
 
 def tally_of(config: PipelineConfig, since: datetime | None = None) -> Tally:
     """Return the tally of a pipeline, as `protocol.tally.tally` does."""
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         return tally(log, Names(config.pipeline_id), config.topology, since)
 
 
 def audit_of(config: PipelineConfig, examples: int, progress: Progress = no_progress) -> AuditReport:
     """Return the audit of a pipeline of this host, as `Audit` makes it."""
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         return Audit(config, log, examples, progress).run()
 
 
@@ -37,5 +37,5 @@ def verification_of(
 ) -> Verification:
     """Return the verification of a pipeline of this host, as `verification.run.verify` makes it: `since` inclusive, `until` exclusive."""
     directory = Names(config.pipeline_id).directory(default_home())
-    with closing(JetStream(config.nats).connect()) as log:
+    with closing(JetStream.of(config).connect()) as log:
         return verify(config, log, Request(directory, since, until, examples, with_kafka), progress)

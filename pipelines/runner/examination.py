@@ -69,7 +69,7 @@ def examine(config: PipelineConfig, home: Path, java: Callable[[], str]) -> Iter
         at: Location = ("sources", index, "connection_params", "brokers")
         hints = _hints(source.connection_params.brokers, KAFKA)
         yield _look(f"{KAFKA}, source {source.source_id}", at, partial(_topic, config, source.source_id), hints)
-    with closing(JetStream(config.nats, classes=config.on_error.classes("nats"), streams=config.streams)) as log:
+    with closing(JetStream.of(config)) as log:
         yield _look(NATS, ("nats", "url"), lambda: _streams(config, log), _hints([config.nats.url], NATS))
         if config.state_uri:
             yield _look("key stores", ("state_uri",), lambda: _state(config.state_uri))

@@ -142,7 +142,7 @@ class Runner:
             raise_file_limit(files_needed(self.config))
             self.stop_on_signals()
             name = f"tallyflow-{self.config.pipeline_id}"
-            self.log = JetStream(self.config.nats, name, self.config.on_error.classes("nats"), self.config.streams)
+            self.log = JetStream.of(self.config, name)
             self.sources = {leg: open_source(self.config, source_id) for leg, source_id in self.topology.sources.items()}
             prepared = self._wait_for_systems()
         if prepared is None:

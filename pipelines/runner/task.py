@@ -80,7 +80,7 @@ class _Kept:
             run = read_run(run_text)
             if self._log is None:
                 config = run.config
-                self._log = JetStream(config.nats, "tallyflow-task", config.on_error.classes("nats"), config.streams)
+                self._log = JetStream.of(config, "tallyflow-task")
             share = Share(run, number, self._log, NatsLine(self._log, subject), subject=subject)
             share.start(epoch, task)
             wills.leave(share.process, run_text, subject)

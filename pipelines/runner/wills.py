@@ -86,5 +86,5 @@ def tell(wills: Iterable[Will]) -> None:
     for (run_text, subject), ended in processes.items():
         with suppress(TallyflowError):
             config = read_run(run_text).config
-            with closing(JetStream(config.nats, "tallyflow-daemon", config.on_error.classes("nats"), config.streams)) as log:
+            with closing(JetStream.of(config, "tallyflow-daemon")) as log:
                 NatsLine(log, subject).note_gone(Gone(tuple(ended)))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -9,9 +10,9 @@ from uuid import uuid4
 import nats.errors
 import pytest
 from nats.js import JetStreamContext
-from support.pipeline_case import wait_until
+from support.pipeline_case import PipelineCase, wait_until
 
-from pipelines.config import NatsConnection
+from pipelines.config import NatsConnection, load
 from pipelines.connectors.nats import streams as jetstream
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES
@@ -255,6 +256,13 @@ def test_a_missing_file_of_the_connection_is_a_halt(settings: dict[str, object])
     with pytest.raises(HaltError, match="check the files that `nats` names"):
         log.connect()
     log.close()
+
+
+@pytest.mark.parametrize(("said", "error"), [({}, HaltError), ({"MaxPayloadError": "retryable"}, RetryableError)])
+def test_the_pipeline_file_decides_the_class_of_an_error(case: PipelineCase, said: dict[str, str], error: type[Exception]) -> None:
+    case.write_file(lambda document: document.update(on_error={"nats": said}))
+    with closing(JetStream.of(load(case.file, case.environment())).connect()) as log, pytest.raises(error):
+        log.publish("too.large", bytes(2 * 1024 * 1024), {}, 0)
 
 
 def test_a_purge_keeps_its_sequence_and_may_be_repeated(log: JetStream, stream: str) -> None:

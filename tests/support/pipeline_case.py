@@ -271,7 +271,7 @@ class PipelineCase:
     # -- NATS and ClickHouse ------------------------------------------------------------------------------------------------
 
     def log(self) -> JetStream:
-        return JetStream(parse(self.file.read_text(), name="case", environment=self.environment()).nats).connect()
+        return JetStream.of(parse(self.file.read_text(), name="case", environment=self.environment())).connect()
 
     def client(self) -> Client:
         """One client per case and thread of control: making one costs three queries."""

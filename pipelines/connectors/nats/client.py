@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
-from pipelines.config import NatsConnection
+from pipelines.config import NatsConnection, PipelineConfig
 from pipelines.connectors.nats.errors import TABLE_CLASSES
 from pipelines.connectors.nats.streams import Streams, StreamState
 from pipelines.error_classes import ErrorClasses
@@ -38,6 +38,11 @@ class JetStream(Streams):
     def __init__(self, settings: NatsConnection, name: str = "tallyflow", classes: ErrorClasses = TABLE_CLASSES, streams: int = 1) -> None:
         super().__init__(settings, name, classes)
         self._streams = streams
+
+    @classmethod
+    def of(cls, config: PipelineConfig, name: str = "tallyflow") -> Self:
+        """Create a pipeline's client, not connected yet: its servers, its error classes, and bodies dealt to as many streams as it says."""
+        return cls(config.nats, name, config.on_error.classes("nats"), config.streams)
 
     def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
         """Append one message iff `expected` is the subject's last sequence (0: the subject is empty); return the new sequence.

@@ -40,7 +40,7 @@ class Look:
     def __init__(self, config: PipelineConfig, directory: Path | None = None) -> None:
         """Create without connecting. `directory`: the pipeline's, by default below this host's home."""
         self._config, self._names = config, Names(config.pipeline_id)
-        self._log = JetStream(config.nats)
+        self._log = JetStream.of(config)
         tables = {config.topology.file_id(seen.sink_leg): _TableLook(seen, self._log, self._clock, directory) for seen in config.by_table}
         self._tables = tables
 
