@@ -59,8 +59,7 @@ class _Member:
 
     `task_at`: that of its last report with a task. `is_leaving`: it is to make room for another one. `task`: Spark's id of its task, empty
     if it has none; `last_task`: of the one that it had last. `place`: the executor in which it is, as Spark names it, empty if Spark does
-    not tell, None before it was asked.
-    `has_ended`: it is known to have.
+    not tell, None before it was asked. `has_ended`: it is known to have.
     """
 
     process: Process

@@ -25,7 +25,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.proof.verification.run import Request
 repair.QUIET_SECONDS = 0
 config = load(Path(sys.argv[1]))
-repair.put_back(config, JetStream(config.nats).connect(), Request(Path(sys.argv[2])), frames_per_insert=int(sys.argv[3]))
+repair.put_back(config, JetStream.of(config).connect(), Request(Path(sys.argv[2])), frames_per_insert=int(sys.argv[3]))
 """
 
 

@@ -36,7 +36,7 @@ from pipelines.proof import reprocess, rows_anew
 repair.QUIET_SECONDS = 0
 rows_anew.PORTION_ROWS, rows_anew.FRAMES_PER_STEP = int(sys.argv[3]), 1
 config = load(Path(sys.argv[1]))
-reprocess.reprocess(config, JetStream(config.nats).connect(), Path(sys.argv[2]))
+reprocess.reprocess(config, JetStream.of(config).connect(), Path(sys.argv[2]))
 """
 
 
