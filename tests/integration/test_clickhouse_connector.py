@@ -418,6 +418,7 @@ def test_nobody_there_is_waited_for(running_stack: LocalStack) -> None:
         ClickHouse(sink(running_stack, port=1)).connect()
 
 
+@pytest.mark.crash
 def test_a_client_outlives_a_restart_of_the_server(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
     make(clickhouse, f"CREATE TABLE {database}.t (id Int64) ENGINE = MergeTree ORDER BY id {WINDOW}")
     clickhouse.insert(f"{database}.t", ["id"], block(1), "one", 6)

@@ -98,6 +98,7 @@ def test_each_table_is_published_with_its_own_rows(case: PipelineCase) -> None:
         assert metadata(pipeline.job("publish")) == {}
 
 
+@pytest.mark.crash
 def test_checks_without_clickhouse_run_while_it_is_away(pipeline: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that do need it are failed ones that say why, and the publication waits until ClickHouse is back."""
     monkeypatch.setattr("dagster_project.checks.PAUSES", (0.1,))

@@ -30,6 +30,7 @@ def ticks(dagster: DagsterCase) -> dict[str, str | int]:
     return {name.partition("_")[0]: one.skip_message or len(one.run_requests) for name, one in asked.items()}
 
 
+@pytest.mark.crash
 def test_a_schedule_launches_what_may_be_done(dagster: DagsterCase) -> None:
     """A pipeline that was never started is passed over; while NATS is away the run tries again, and says what is wrong."""
     dagster.case.stack.server("nats").kill()

@@ -46,6 +46,7 @@ def answer(dagster: DagsterCase, result: dg.ExecuteInProcessResult) -> str:
     return "\n".join(one.user_message for one in dagster.instance.all_logs(result.run_id) if one.dagster_event is None)
 
 
+@pytest.mark.crash
 def test_a_killed_job_is_restarted_and_a_stopped_one_is_not(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
@@ -138,6 +139,7 @@ def test_letters_enter_again_once_after_the_file_was_mended(dagster: DagsterCase
     case.check()
 
 
+@pytest.mark.crash
 def test_a_tick_survives_a_nats_that_is_away_and_remembers(dagster: DagsterCase) -> None:
     dagster.jobs.start(dagster.case.file)
     memory = json.dumps({dagster.pipeline.key: {"version": "v", "alerted": 3, "alerted_at": 5.0}})
@@ -201,6 +203,7 @@ def unfinished_start(dagster: DagsterCase) -> dg.DagsterRun:
     return dagster.instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.STARTED)
 
 
+@pytest.mark.crash
 def test_a_run_at_work_is_waited_for_an_endless_one_is_not(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case = dagster.case
     pid = dagster.jobs.start(case.file).state.pid

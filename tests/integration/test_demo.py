@@ -33,6 +33,7 @@ def test_a_demo_with_spark_accounts_for_all_after_a_kill(running_stack: LocalSta
     assert ACCOUNTED.format("2,000", "199", "0") in shown
 
 
+@pytest.mark.crash
 @pytest.mark.usefixtures("plain_commands")
 @pytest.mark.parametrize(
     ("name", "figures"),

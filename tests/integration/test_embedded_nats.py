@@ -45,6 +45,7 @@ def test_run_starts_it_and_every_command_finds_the_same_state(case: PipelineCase
         assert "300" in found.stdout
 
 
+@pytest.mark.crash
 def test_it_outlives_a_killed_runner_and_keeps_what_it_held(case: PipelineCase, embedded: LocalStack) -> None:
     killed = case.start_plain("--until-caught-up", NATS_URL="", TALLYFLOW_FAILPOINT="sink.after-insert:1")
     assert killed.wait(240) == -9

@@ -84,6 +84,7 @@ def below(case: PipelineCase, role: str) -> int:
     return found
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("nth", [1, 5])
 def test_a_kill_between_body_and_frame_is_repaired(made: PipelineCase, nth: int) -> None:
     made.send_events(6_000, bad_every=100, name_bytes=360)

@@ -224,6 +224,7 @@ def test_a_subscriber_may_hear_of_some_messages_only(log: JetStream, stream: str
     assert not heard.acquire(timeout=0.3)
 
 
+@pytest.mark.crash
 def test_a_connection_outlives_a_restart_of_the_server(log: JetStream, stream: str, running_stack: LocalStack) -> None:
     publish(log, f"{stream}.a", [b"%d" % n for n in range(10)])
     server = running_stack.server("nats")

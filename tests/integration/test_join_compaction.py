@@ -48,6 +48,7 @@ def assert_compacted(pipeline: JoinPipeline, keys: dict[str, int]) -> None:
     assert counts["waiting"] == processed(case).outcomes["waiting in the join"] == (29 if keys else 30)
 
 
+@pytest.mark.crash
 def test_a_compaction_forgets_what_is_joined_or_replaced(case: PipelineCase) -> None:
     """A killed one changes nothing."""
     pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))
@@ -113,6 +114,7 @@ def drained(case: PipelineCase) -> dict[str, int]:
     return processed(case).outcomes
 
 
+@pytest.mark.crash
 def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     """One that was killed beside it before has changed nothing."""
     pipeline = JoinPipeline(case, case.addresses, copies=("1h", "1h"))

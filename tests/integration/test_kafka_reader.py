@@ -115,6 +115,7 @@ def test_a_leaderless_partition_is_named_beside_other_ends(cluster: MockKafka) -
     assert str(silent[1]).startswith("partition 1 of orders does not answer: ")
 
 
+@pytest.mark.crash
 def test_an_unreachable_leader_gives_no_end(cluster: MockKafka) -> None:
     """librdkafka tells the offset -1001 then, and no error: taken for an end, it would be one that has gone back."""
     topic = KafkaTopic(source(cluster.bootstrap))
@@ -168,6 +169,7 @@ def test_few_records_behind_many_of_another_take_few_looks(cluster: MockKafka, o
     assert offsets(list(reader.read({1: (10, 3000)})), 1) == list(range(10, 3000))
 
 
+@pytest.mark.crash
 def test_a_silent_partition_is_given_up_beside_flowing_ones(cluster: MockKafka, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "GIVE_UP_SECONDS", 5.0)
     monkeypatch.setattr(kafka, "AHEAD_BYTES", 100_000)

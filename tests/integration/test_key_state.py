@@ -245,6 +245,7 @@ def test_a_bucket_that_a_leg_replaces_is_begun_again(case: PipelineCase, disturb
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 def test_files_of_a_killed_compaction_are_deleted_at_a_start(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
@@ -257,6 +258,7 @@ def test_files_of_a_killed_compaction_are_deleted_at_a_start(case: PipelineCase)
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 def test_a_compaction_killed_beside_a_pipeline_changes_nothing(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
@@ -430,6 +432,7 @@ def test_a_pipeline_without_dedup_may_have_other_buckets_too(case: PipelineCase)
     case.check()
 
 
+@pytest.mark.crash
 def test_a_rebucketing_that_was_killed_is_finished_by_the_next(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()

@@ -107,6 +107,7 @@ def test_a_retry_and_a_second_copier_double_nothing(case: PipelineCase) -> None:
     assert [sequence for sequence, _ in in_table(case, table)] == [message.sequence for message in entries(case)]
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("trouble", ["a table of other columns", "a table that is dropped"])
 def test_its_trouble_is_in_the_status_and_the_pipeline_goes_on(case: PipelineCase, trouble: str) -> None:
     table = with_ledger(case)

@@ -270,6 +270,7 @@ def importing() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
+@pytest.mark.crash
 def test_up_takes_over_what_a_killed_up_started(tmp_path: Path) -> None:
     home = tmp_path / "home"
     stack = LocalStack(home, kinds=[ClickHouse()])
@@ -330,6 +331,7 @@ def test_server_that_never_answers_is_stopped_and_shows_its_log(tmp_path: Path) 
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.crash
 def test_hung_server_is_started_anew(small_stack: LocalStack) -> None:
     brief = Patience(hung=timedelta(seconds=1), stop=timedelta(seconds=1))
     small_stack = LocalStack(small_stack.home, brief, [Nats()])

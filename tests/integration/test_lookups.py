@@ -66,6 +66,7 @@ def test_a_table_is_refreshed_without_a_restart(case: PipelineCase) -> None:
 KILLS = (("leg.after-plan:1", False), ("process.between-frames:1", False), ("process.after-publish:1", True), ("leg.after-plan:1", True))
 
 
+@pytest.mark.crash
 def test_an_open_plan_is_finished_with_its_own_snapshot(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a mutant: whoever finishes a plan with the newest snapshot is found, unless its rows were on out already."""
 

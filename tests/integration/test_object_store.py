@@ -59,6 +59,7 @@ def test_another_host_reads_what_was_stored(proxy: Proxy) -> None:
     assert writer.storage.names() == []
 
 
+@pytest.mark.crash
 def test_an_upload_that_is_cut_off_is_never_seen(proxy: Proxy) -> None:
     storage = Storage.at(_uri(proxy))
     proxy.half_close(1000, b"PUT /", after_bytes=200_000)
@@ -89,6 +90,7 @@ def test_a_bucket_that_is_deleted_meanwhile_is_named(proxy: Proxy) -> None:
         storage.write("segment", LARGE, {})
 
 
+@pytest.mark.crash
 def test_a_leg_waits_for_an_object_store_that_is_away(case: PipelineCase, proxy: Proxy) -> None:
     case.write_file(lambda document: (keyed_by("id")(document), document.update(state_uri=_uri(proxy))))
     case.create_topic()
@@ -106,6 +108,7 @@ def test_a_leg_waits_for_an_object_store_that_is_away(case: PipelineCase, proxy:
     assert check_first_of_keys(case)["row"] == 1499
 
 
+@pytest.mark.crash
 def test_a_slow_object_store_only_takes_longer(case: PipelineCase, proxy: Proxy) -> None:
     proxy.latency_seconds = 0.2
     case.write_file(lambda document: (keyed_by("id")(document), document.update(state_uri=_uri(proxy), buckets=2)))

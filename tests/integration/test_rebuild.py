@@ -143,6 +143,7 @@ class _Killed(BaseException):
     pass
 
 
+@pytest.mark.crash
 def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase) -> None:
     prepared(case)
     before, listed = live_entries(case), listed_files(case)

@@ -96,6 +96,7 @@ def test_a_faulty_file_is_refused(case: PipelineCase) -> None:
     assert now["settings"]["reloaded_at"] is None
 
 
+@pytest.mark.crash
 def test_a_leg_that_waits_for_a_server_takes_them_afterwards(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.cli.reload._PATIENCE", timedelta(seconds=1))
     case.create_topic()
@@ -178,6 +179,7 @@ def test_python_reloads_too(case: PipelineCase, monkeypatch: pytest.MonkeyPatch)
         pipeline.reload()
 
 
+@pytest.mark.crash
 def test_a_reloaded_runner_that_is_killed_leaves_the_new_file(case: PipelineCase) -> None:
     held_by_the_sink(case)
     (runner,) = case._processes

@@ -232,6 +232,7 @@ def test_inserts_add_nothing_up_where_there_is_a_rollup(case: PipelineCase) -> N
     assert orders.differences() == []
 
 
+@pytest.mark.crash
 def test_a_fill_sent_again_is_counted_once_whatever_the_parts(case: PipelineCase) -> None:
     """ClickHouse may have been killed between its commit and its answer, and reads the table by other parts, or on other threads, then."""
     orders = RollupCase(case)

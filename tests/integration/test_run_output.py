@@ -21,6 +21,7 @@ def run_on_a_terminal(case: PipelineCase) -> PseudoTerminal:
     return PseudoTerminal([sys.executable, "-m", "pipelines.cli", "run", str(case.file)], case.environment(), case.directory)
 
 
+@pytest.mark.crash
 def test_a_terminal_shows_steps_figures_outages_and_the_tally(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(300, bad_every=100)

@@ -142,6 +142,7 @@ def test_a_row_refused_by_tables_enters_again_for_each(case: PipelineCase) -> No
     proof(case, "verify")
 
 
+@pytest.mark.crash
 def test_a_table_that_is_away_keeps_no_other_waiting(case: PipelineCase) -> None:
     case.write_file(into_tables(conditions={"every": None, "cheap": "amount < 10"}))
     case.create_topic(1)

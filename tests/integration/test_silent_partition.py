@@ -24,7 +24,7 @@ from pipelines.runner.pace import Pace
 from pipelines.runner.status import StatusServer
 from pipelines.testing import SINGLE
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
 NOON_MS = 1_767_960_000_000
 

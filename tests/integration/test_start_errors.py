@@ -90,6 +90,7 @@ def test_a_bad_file_is_refused_with_all_its_faults(case: PipelineCase) -> None:
 
 
 # A first answer of Kafka is waited for 3 s, and so the start must wait longer to say that it waits.
+@pytest.mark.crash
 @pytest.mark.parametrize(("server", "seconds"), [("kafka", "6"), ("nats", "3"), ("clickhouse", "3")])
 def test_a_server_that_stays_away_is_waited_for_and_then_named(case: PipelineCase, nowhere: int, server: str, seconds: str) -> None:
     variables: dict[str, Any] = {
@@ -173,6 +174,7 @@ def message_of(case: PipelineCase) -> str:
 # -- servers that come up late ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crash
 @pytest.mark.spark
 def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
     case.create_topic()
@@ -398,6 +400,7 @@ def test_waiting_ends_with_the_last_reason(case: PipelineCase, nowhere: int) -> 
     assert message.startswith("connecting to ClickHouse at 127.0.0.1:")
 
 
+@pytest.mark.crash
 def test_an_unreachable_key_store_is_waited_for_then_named(case: PipelineCase, nowhere: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

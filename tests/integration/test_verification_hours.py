@@ -111,6 +111,7 @@ def test_an_hour_that_differs_is_not_forgotten_behind_matches(dagster: DagsterCa
     assert "1 of 102 verified hours differ: 2026-01-01-00:00" in str(found.description)
 
 
+@pytest.mark.crash
 def test_a_nats_that_is_away_is_told_and_changes_nothing(dagster: DagsterCase) -> None:
     hours = ran(dagster)
     look(dagster, HOUR)

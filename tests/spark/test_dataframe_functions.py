@@ -124,6 +124,7 @@ def test_a_batch_of_which_every_row_fails_is_looked_through(plain: Function, hos
     assert codes(called) == dict.fromkeys(range(260), "python_error")
 
 
+@pytest.mark.crash
 def test_the_jvm_maps_the_archive_and_ends_with_a_killed_host(plain: Function, hosts: Hosts, started: dict[Function, Host]) -> None:
     hosts.check(plain)
     pid = started[plain].pid
@@ -136,6 +137,7 @@ def test_the_jvm_maps_the_archive_and_ends_with_a_killed_host(plain: Function, h
     assert psutil.wait_procs(jvms, timeout=30)[1] == []
 
 
+@pytest.mark.crash
 def test_a_udf_takes_down_nothing_but_its_rows(tmp_path: Path, hosts: Hosts, started: dict[Function, Host]) -> None:
     of = function(tmp_path, UDF, [("id", "int64")], [("x", "int64"), ("count", "int64")])
     together = hosts.call(of, rows(of, [1, 2, 3]))

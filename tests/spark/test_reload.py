@@ -65,6 +65,7 @@ def test_legs_in_workers_take_settings_and_stay_where_they_are(case: PipelineCas
     case.check()
 
 
+@pytest.mark.crash
 def test_a_worker_killed_right_after_a_reload_comes_back_with_it(case: PipelineCase, session: SparkSession) -> None:
     runner, thread = started(case, session, slow)
     case.send_events(100)

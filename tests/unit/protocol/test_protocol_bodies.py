@@ -12,6 +12,8 @@ from pipelines.protocol.frame_bodies import Reference, Store
 from pipelines.protocol.naming import body_number, body_subject
 from pipelines.protocol.records import Message
 
+pytestmark = pytest.mark.crash
+
 HISTORIES = 40
 
 

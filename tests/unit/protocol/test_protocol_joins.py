@@ -38,6 +38,8 @@ from pipelines.protocol.bodies import ProcessDone
 from pipelines.protocol.ledger import ChainState, read_chain
 from pipelines.protocol.naming import Names
 
+pytestmark = pytest.mark.crash
+
 SEEDS = 2_000
 MAX_CALLS = 8_000
 """A leg that waits for what is gone never ends; no sound history of these has taken half as many."""
@@ -137,7 +139,6 @@ def test_some_calls_of_a_joining_runner_may_be_its_last(unmatched: Unmatched) ->
         literal_history(partial(arrange, call, "kill"), unmatched)
 
 
-@pytest.mark.crash
 def test_a_joining_runner_may_stop_before_every_call() -> None:
     """In turn one that keeps everything and one that purges at once."""
     histories = []
@@ -147,7 +148,6 @@ def test_a_joining_runner_may_stop_before_every_call() -> None:
     before_every_call(*histories)
 
 
-@pytest.mark.crash
 def test_every_single_publish_of_a_join_may_fail() -> None:
     _, publishes, _ = literal_history(nothing)
     at_every_publish(History("", publishes, literal_history))

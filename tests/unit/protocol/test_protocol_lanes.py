@@ -22,6 +22,8 @@ from pipelines.runner.share import LANE_WORKS
 from pipelines.sink.chunks import Chunk
 from pipelines.sink.parts import SINK_PART, InsertItem, InsertReport, Parts, _send
 
+pytestmark = pytest.mark.crash
+
 HISTORIES = 60
 ITEM_OF = Parts._item
 

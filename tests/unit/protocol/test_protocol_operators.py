@@ -27,6 +27,8 @@ from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.bodies import NOTHING, SINK_CHAIN, ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import Chain, ChainState, read_chain
 
+pytestmark = pytest.mark.crash
+
 EXECUTE = ProcessLeg._execute
 HISTORIES = int(os.environ.get("TALLYFLOW_MODEL_HISTORIES", "300")) // 10
 
@@ -125,7 +127,6 @@ def test_abandoned_rows_are_letters_unless_stored(stored: str, with_waiting: boo
     assert abandon_history(lambda world: None, stored, with_waiting)[1] > 2
 
 
-@pytest.mark.crash
 @STORED
 def test_giving_rows_up_may_end_before_every_single_call(stored: str) -> None:
     calls, _ = abandon_history(lambda world: None, stored, with_waiting=True)
@@ -212,14 +213,12 @@ def test_arrivals_go_on_behind_a_reset_and_never_back() -> None:
     assert resets == 1
 
 
-@pytest.mark.crash
 def test_resetting_the_clock_may_end_before_every_single_call() -> None:
     _, calls, _ = reset_history(lambda world: None)
     for kind in ("kill", "pause"):
         before_every_call(History("", calls, reset_history), kinds=[kind])
 
 
-@pytest.mark.crash
 def test_the_clock_may_be_reset_behind_a_killed_runner() -> None:
     calls, *_ = reset_history(lambda world: None)
     for call in range(1, calls + 1):
@@ -280,7 +279,6 @@ def test_watermarks_go_on_where_the_runner_before_has_left_them() -> None:
     assert "late" in codes
 
 
-@pytest.mark.crash
 def test_an_event_time_runner_may_end_before_every_call() -> None:
     calls, _ = timed_history(lambda world: None)
     before_every_call(History("", calls, timed_history))

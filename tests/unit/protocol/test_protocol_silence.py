@@ -22,6 +22,8 @@ from pipelines.protocol.ledger import ChainState, read_chain
 from pipelines.protocol.tally import tally
 from pipelines.testing import SINGLE, Fault
 
+pytestmark = pytest.mark.crash
+
 SILENT = 1
 CALLS = 60
 """Of ingest, until it has nothing left; a few more or less by the seed."""
@@ -117,7 +119,6 @@ def test_a_publish_may_be_late_until_the_leader_is_back() -> None:
             reported(f"late publish {publish}, no leader from call {call}", lambda p=publish, c=call: history(c, c, partial(late, p)))
 
 
-@pytest.mark.crash
 def test_a_leaderless_runner_may_stop_before_every_call() -> None:
     for call in range(1, CALLS + 1, 3):
         # What is decided, and what follows from it, comes behind it.

@@ -19,6 +19,8 @@ from pipelines.process.join.timed_stores import TimedJoinStores
 from pipelines.process.leg import ProcessLeg
 from pipelines.protocol.bodies import NEVER, Watermarks
 
+pytestmark = pytest.mark.crash
+
 HISTORIES = int(os.environ.get("TALLYFLOW_TIMED_HISTORIES", "20"))
 SEEDS = 6_000
 MAX_CALLS = 8_000
