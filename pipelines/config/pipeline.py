@@ -84,7 +84,7 @@ class StreamResources(Model):
     )
     max_bytes: Size = theirs(
         0,
-        "Largest size of raw and of out: 0 is unlimited, else at least 3.5 MiB. "
+        "Largest size of raw and of out: 0 is unlimited, else at least 6.8 MiB. "
         "Close to the limit, delivered messages are purged early; a full stream blocks its writer.",
     )
     max_messages: Whole | None = theirs(None, "Accepted and ignored: one message carries many records.", alias="maxMsgs")

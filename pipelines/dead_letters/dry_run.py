@@ -159,7 +159,7 @@ def _ends_in_join(state: KeyState, stage: Program, rows: pa.Table, frames: Seque
     met, records = state.settled(lambda chain: meet(state, chain, stage, rows, frames)), records_for(stage, frames)
     passed, rejected, counts = 0, [met.rejected], Counter(met.counts)
     if met.rows.num_rows:
-        behind = pass_through(stage.shared_path, stage.context(state.connections.engine, records), met.rows, open_engine)
+        behind = pass_through(stage.shared_path, stage.context(state.connections.engine), met.rows, open_engine)
         passed = first_rows(behind.accepted).num_rows
         rejected.append(behind.rejected)
         counts.update(behind.dropped)

@@ -20,13 +20,14 @@ from pipelines.dead_letters.triage import letter_position, position_as_text
 from pipelines.errors import ConfigurationError, Fault
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.protocol.positions import Position, record_position
-from pipelines.protocol.records import FRAMING, MAX_RECORD_BYTES, UNREADABLE_HEADER, Framing
+from pipelines.protocol.records import FRAMING, MAX_RECORD_BYTES, RAW_SCHEMA, UNREADABLE_HEADER, Framing, record_bytes
 from pipelines.protocol.redrive import MAX_PLAN_RANGES, RowRanges, ranges_of
 
 MAX_FAULTS = 20
 """Limit of the reported faults: in a file of another program every line may be one."""
 MAX_LINE_BYTES = 8 * MAX_RECORD_BYTES
 """Limit of a line: JSON writes a byte of text as six at most."""
+_CONTENT = pa.schema([RAW_SCHEMA.field(name) for name in ("key", "value", "headers")])
 _DESCRIBED = ("stage", "code", "field", "message", "fingerprint", "state", "attempts")
 
 
@@ -122,8 +123,7 @@ def _read_line(line: str) -> tuple[Position, dict[str, Any]]:
         if not isinstance(record["headers"], list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in record["headers"]):
             raise ValueError("headers must be a list of [name, value]")
         change["headers"] = [(_read_content(name, "headers"), _read_content(value, "headers")) for name, value in record["headers"]]
-    pairs = change.get("headers", [])
-    size = sum(len(part or b"") for part in (change.get("key"), change.get("value"), *(part for pair in pairs for part in pair)))
+    (size,) = record_bytes(pa.Table.from_pylist([change], schema=_CONTENT)).tolist()
     if size > MAX_RECORD_BYTES:
         raise ValueError(f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}")
     return position, change

@@ -13,7 +13,7 @@ from pipelines.expressions.evaluate import EXPRESSION_ERROR, raised
 from pipelines.process.arrivals import records_of
 from pipelines.process.computed import Stored
 from pipelines.process.program import Program
-from pipelines.process.steps import Context, Step, pass_through
+from pipelines.process.steps import Step, pass_through
 from pipelines.process.steps.compute import Compute
 from pipelines.process.steps.filter import Filter
 from pipelines.types.duckdb import open_engine
@@ -34,7 +34,7 @@ def reason_of(engine: Engine, program: Program, dead_letter: pa.Table) -> str:
     # Of a left record nothing tells which right one it had met.
     behind = () if program.join is not None else program.shared
     for step in (*lane.steps, *behind):
-        before, rows = rows, pass_through([(step, frozenset())], Context(engine, program.carried), rows, open_engine).accepted
+        before, rows = rows, pass_through([(step, frozenset())], program.context(engine), rows, open_engine).accepted
         if not rows.num_rows:
             return "; ".join(filter(None, (raised(engine, before, one.expression) for one in _named(step, row["field"]))))
     return ""

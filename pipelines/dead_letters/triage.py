@@ -27,7 +27,7 @@ STAGES = (*(kind.stage for kind in in_order(kinds().values())), "sink")
 """Stages that may reject a record."""
 _TRANSFORM = "correct the mapping or the column's type in ClickHouse"
 REMEDIES = {
-    "oversize": "fetch the record from Kafka by its coordinates; let the producer send less than 448 KiB",
+    "oversize": "fetch the record from Kafka by its coordinates; let the producer send at most 1,000,000 bytes",
     "unreadable": "let the producer give its headers names in UTF-8; the record is whole in Kafka, at its coordinates",
     "tombstone": "a record without a value: let the producer leave it out, if the topic is not meant to delete by key",
     "invalid_json": "correct the producer; a schema registry's prefix or another encoding than UTF-8 looks like this, too",

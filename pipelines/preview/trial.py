@@ -87,7 +87,7 @@ class Trial:
 
     def _through_steps(self, raw: pa.Table, note: Note) -> pa.Table:
         program, place, lanes = self.program, 0, []
-        context = program.context(self._engine, raw)
+        context = program.context(self._engine)
         for lane, records in zip(program.lanes, program.by_lane(raw), strict=True):
             lanes.append(self._through(lane.steps, place, context, records, note))
             place += len(lane.steps)
@@ -95,7 +95,7 @@ class Trial:
 
     def _joined(self, join_trial: JoinTrial, frames: Sequence[Arrived], raw: pa.Table, note: Note) -> pa.Table:
         program, place, lanes = self.program, sum(len(lane.steps) for lane in self.program.lanes), []
-        context, at = program.context(self._engine, raw), 0
+        context, at = program.context(self._engine), 0
         for lane, records in zip(program.lanes, program.by_lane(raw), strict=True):
             found = self._through(lane.steps, at, context, records, note)
             at += len(lane.steps)

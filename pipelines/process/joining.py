@@ -36,7 +36,7 @@ from pipelines.process.join.stores import JoinStores
 from pipelines.process.join.timed_stores import TimedJoinStores
 from pipelines.process.program import Program
 from pipelines.process.run import counts_of_reasons
-from pipelines.process.steps import Context, Passed, pass_through
+from pipelines.process.steps import Passed, pass_through
 from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
 from pipelines.process.watermarks import Clocks
 from pipelines.protocol.append import append_rows
@@ -202,7 +202,7 @@ class Joining:
 
     def _through_steps(self, rows: pa.Table) -> Passed:
         connections = self._connections
-        context = Context(connections.engine, self._config.carried, _widest_bytes(rows))
+        context = self._config.context(connections.engine)
         path = self._config.shared_path
         try:
             passed = pass_through(path, context, rows.drop_columns([_BUCKET]), connections.means.open_engine)
@@ -271,9 +271,3 @@ def _batches(slices: Iterator[tuple[int, Slice]]) -> Iterator[pa.Table]:
         tables.append(rows)
     if tables:
         yield together(tables)
-
-
-def _widest_bytes(rows: pa.Table) -> int:
-    """Return a bound of the bytes of every row: the longest text of each column."""
-    texts = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
-    return sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in texts)

@@ -22,7 +22,6 @@ from pipelines.errors import HaltError
 from pipelines.lookups.spec import TableSpec
 from pipelines.process.arrivals import SOURCE_COLUMN
 from pipelines.process.mapping.step import TargetColumn
-from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.join import Join
@@ -335,9 +334,9 @@ class Program:
         """The fields of the records of all sources, as far as the steps of all read them."""
         return common([_path({}, lane.steps, self.shared)[1] for lane in self.lanes])
 
-    def context(self, engine: Engine, records: pa.Table) -> Context:
-        """Return the context in which these raw records pass the steps."""
-        return Context(engine, self.carried, max(widest_bytes(records, lane.parse.columns) for lane in self.lanes))
+    def context(self, engine: Engine) -> Context:
+        """Return the context in which records pass the steps."""
+        return Context(engine, self.carried)
 
     def by_lane(self, records: pa.Table) -> list[pa.Table]:
         """Return the records of each lane, as `records_for` returns them all. Raise HaltError for a source without a lane."""

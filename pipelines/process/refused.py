@@ -29,7 +29,7 @@ def rows_of_refused(
     fallback = program.tables.fallback_of(program.leg)
     if fallback is None:
         raise ValueError(f"the sink {program.leg} has no fallback")
-    context = replace(program.context(engine, records), carried=())
+    context = replace(program.context(engine), carried=())
     by_lane = zip(program.lanes, program.by_lane(records), strict=True)
     lanes = [pass_through(_whole(lane.steps), context, mine, renew).accepted for lane, mine in by_lane if mine.num_rows]
     shared = [step for step in program.shared[:-1] if not isinstance(step, Dedup)]

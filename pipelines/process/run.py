@@ -65,7 +65,7 @@ def run_records(
 ) -> StageOutput:
     """Take records as `records_for` returns them, in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
-    context = program.context(engine, records)
+    context = program.context(engine)
     by_lane = list(zip(program.lane_paths, program.by_lane(tried.accepted), strict=True))
     present = [(path, mine) for path, mine in by_lane if mine.num_rows] or by_lane[:1]
     lanes = [pass_through(path, context, mine, renew) for path, mine in present]

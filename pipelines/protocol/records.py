@@ -16,19 +16,23 @@ import pyarrow as pa
 from pipelines.errors import HaltError
 from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.stream_limits import MAX_CONTENT_BYTES, MAX_FRAME_BYTES
-from pipelines.types.vectors import empty_batch, of_these_rows
+from pipelines.types.row_sizes import row_bytes
+from pipelines.types.vectors import Numbers, empty_batch, of_these_rows
 from pipelines.without_pandas import empty_table
 
-MAX_RECORD_BYTES = 448 * 1024
-"""A record whose key, value and headers are larger together travels as head and digest only, and parse rejects it."""
-MAX_ROW_BYTES = MAX_FRAME_BYTES - 16 * 1024
-"""A row that takes more, uncompressed, might not fit into a frame of its own; it is rejected."""
+MAX_RECORD_BYTES = 1_000_000
+"""A record whose key, value and headers are larger together travels as head and digest only, and parse rejects it.
+
+Kafka's client in C sends no larger one by default (`message.max.bytes`). A header counts 11 bytes more than its name and value: a frame
+holds where they lie.
+"""
 OVERSIZE_HEAD_BYTES = 1024
 MAX_DECODED_BYTES = 256 * MAX_FRAME_BYTES
 """Limit of a frame, uncompressed: lz4 expands a byte to at most 255."""
 UNREADABLE_HEADER = b"tallyflow.unreadable"
 """The only header of a record with `oversize` that is not too large: the client could not read it. Its value is the error's type."""
-_TARGET_FRAME_BYTES = 384 * 1024
+_TARGET_FRAME_BYTES = 832 * 1024
+_FRAME_BYTES, _COLUMN_BYTES, _EMPTY_BYTES = 8 * 1024, 256, 15
 # To give each buffer to a thread takes more than four times the CPU of a frame of 40 rows, and a fifth more of one of 5,000.
 _WRITING, _READING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False), pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -264,7 +268,7 @@ def _foreign(what: str, reason: str) -> HaltError:
 
 
 def cut_frames(table: pa.Table) -> Iterator[tuple[pa.Table, bytes]]:
-    """Cut `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 384 KiB.
+    """Cut `table`, in order, into (rows, encoded frame) pairs of at most MAX_FRAME_BYTES, and MAX_CONTENT_BYTES, aiming at 832 KiB.
 
     The place of a cut carries no meaning: two attempts may cut differently. Raise ValueError if a single row does not fit; stages reject
     such rows before (`MAX_RECORD_BYTES`).
@@ -302,6 +306,25 @@ def _first_guess(table: pa.Table) -> int:
     if table.num_rows == 0:
         return 1
     return max(1, int(2 * _TARGET_FRAME_BYTES * table.num_rows / max(1, table.nbytes)))
+
+
+def record_bytes(records: pa.Table) -> Numbers:
+    """Return the size of each record's key, value and headers in a frame before it is compressed; 0 for one without."""
+    return row_bytes(records.select(["key", "value", "headers"])) - _EMPTY_BYTES
+
+
+def most_row_bytes(schema: pa.Schema) -> int:
+    """Return how large a row may be (`types.row_sizes`) to fit into a frame of its own, whatever it compresses to."""
+    return MAX_FRAME_BYTES - _FRAME_BYTES - sum(map(_column_bytes, schema))
+
+
+def _column_bytes(column: pa.Field) -> int:
+    """Return a bound of what a frame takes for a column besides its values: its name twice, its type, and where its buffers lie.
+
+    Measured: 180 bytes for a number, 220 for a text, 650 for a list of pairs of a text and a list.
+    """
+    kind = column.type
+    return _COLUMN_BYTES + 2 * len(column.name.encode()) + sum(_column_bytes(kind.field(index)) for index in range(kind.num_fields))
 
 
 def digest(payload: bytes) -> str:

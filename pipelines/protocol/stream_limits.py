@@ -1,7 +1,9 @@
 """The size limits of frames, and the resulting minimum sizes of limited streams. Bytes."""
 
-MAX_FRAME_BYTES = 512 * 1024
-"""Upper bound of an encoded frame; half of NATS's default `max_payload`, so headers and a foreign server's limit have room."""
+MAX_FRAME_BYTES = 992 * 1024
+"""Upper bound of an encoded frame: a record of 1,000,000 bytes, and what a dead letter of it says besides."""
+LEAST_PAYLOAD_BYTES = MAX_FRAME_BYTES + 16 * 1024
+"""What a server must take as one message, a frame and its headers. NATS's default `max_payload` is 1 MiB."""
 MAX_CONTENT_BYTES = 8 * 1024 * 1024
 """Upper bound of the decoded size of a frame with more than one row.
 

@@ -23,6 +23,7 @@ from pipelines.key_store.storage import Storage
 from pipelines.protocol.existence import check_started
 from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import ROLES, SHAPE_KEY, STREAM_ID_KEY, Names, all_roles
+from pipelines.protocol.stream_limits import LEAST_PAYLOAD_BYTES
 from pipelines.protocol.topology import LegId
 from pipelines.rollups.feeds import rollups_of
 from pipelines.rollups.state import rollup_state
@@ -67,8 +68,10 @@ def prepare(config: PipelineConfig, log: JetStream, sources: Mapping[LegId, Sour
 def existing_streams(config: PipelineConfig, log: JetStream) -> dict[str, StreamState | None]:
     """Return the streams by role, None for one that is missing. Change nothing.
 
-    Raise HaltError for a file of another shape or a stream with other settings, DataLossError where only some are missing.
+    Raise HaltError for a file of another shape, a stream with other settings or a server that takes no large frame; DataLossError where
+    only some are missing.
     """
+    log.check_payload(LEAST_PAYLOAD_BYTES)
     names, roles = Names(config.pipeline_id), all_roles(config.streams, config.topology.outs)
     found = dict(zip(roles, log.states([names.stream(role) for role in roles]).values(), strict=True))
     for present in filter(None, found.values()):

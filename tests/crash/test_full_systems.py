@@ -69,7 +69,7 @@ def test_discards_make_room_beside_a_full_raw_stream(case: PipelineCase) -> None
     limit(case, "raw", size(case, "raw"))
     reported = case.invoke("dlq", "reprocess", str(case.file), "--all")
     assert (reported.exit_code, "the rest is left to ingest" in reported.stderr) == (1, True), reported.output
-    assert f"raise it to 3670016 or more: `nats stream edit {case.names.stream('raw')} --max-bytes" in reported.stderr
+    assert f"raise it to 7110656 or more: `nats stream edit {case.names.stream('raw')} --max-bytes" in reported.stderr
     given_up = case.invoke("dlq", "discard", str(case.file), "--reason", "a test", "--yes", "--since", "2020-01-01", "--stage", "parse")
     assert (given_up.exit_code, given_up.stdout) == (0, "50 dead letters discarded\n"), given_up.output
     assert case.entered() == set()

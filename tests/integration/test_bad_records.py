@@ -45,7 +45,7 @@ def event_of_size(number: int, size: int) -> bytes:
 
 def produce(case: PipelineCase, records: Sequence[Record]) -> None:
     """Sends the records to partition 0, in order."""
-    producer = make_producer(case.addresses.kafka_client, **{"message.max.bytes": 8 * 1024 * 1024})
+    producer = make_producer(case.addresses.kafka_client)
     for key, value, headers in records:
         producer.produce(case.topic, value, key=key, headers=headers, partition=0)
     assert producer.flush(60) == 0
@@ -92,10 +92,10 @@ def test_many_huge_records_in_a_row_pass_one_after_the_other(case: PipelineCase)
 
 
 def test_above_the_size_limit_only_head_and_digest_travel(case: PipelineCase) -> None:
-    """The limit counts the whole record, inclusively."""
+    """The limit counts the whole record, inclusively, and where a header lies."""
     case.create_topic(1, **{"max.message.bytes": str(8 * 1024 * 1024)})
     headers: Headers = [("name", b"12345")]
-    around = len(b"key") + len(b"name") + len(b"12345")
+    around = len(b"key") + len(b"name") + len(b"12345") + 11
     fits, above = MAX_RECORD_BYTES - around, MAX_RECORD_BYTES - around + 1
     bad = event_of_size(4, fits).replace(b'"id": 4', b'"id":"4')
     records: list[Record] = [
@@ -104,7 +104,7 @@ def test_above_the_size_limit_only_head_and_digest_travel(case: PipelineCase) ->
         (None, event_of_size(2, MAX_RECORD_BYTES), []),
         (None, event_of_size(3, MAX_RECORD_BYTES + 1), []),
         (b"key", bad, headers),
-        (bytes(300_000), event_of_size(5, 300_000), []),
+        (bytes(600_000), event_of_size(5, 600_000), []),
         (b"key", good(6), [("h", bytes(MAX_RECORD_BYTES))]),
         (b"K" * 5000, huge := event_of_size(7, MEGABYTES_5), [("h", b"x")]),
         (b"key", good(8), headers),
@@ -125,7 +125,7 @@ def test_above_the_size_limit_only_head_and_digest_travel(case: PipelineCase) ->
     largest = dead_letters[7]
     assert (largest["stage"], largest["field"], str(MAX_RECORD_BYTES) in largest["message"]) == ("parse", None, True)
     assert (largest["_tf_topic"], largest["_tf_partition"]) == (case.topic, 0)
-    assert largest["oversize"] == {"bytes": MEGABYTES_5 + 5000 + 2, "sha256": hashlib.sha256(huge).digest()}
+    assert largest["oversize"] == {"bytes": MEGABYTES_5 + 5000 + 2 + 11, "sha256": hashlib.sha256(huge).digest()}
     assert (largest["value"], largest["key"], largest["headers"]) == (huge[:OVERSIZE_HEAD_BYTES], b"K" * OVERSIZE_HEAD_BYTES, None)
     case.check()
 

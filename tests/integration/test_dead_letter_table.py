@@ -71,7 +71,7 @@ def test_each_dead_letter_is_a_row_as_it_is_exported(case: PipelineCase, way: No
     case.create_topic(1)
     case.send([order(1), b"{broken", order(2), b'{"id": "no number"}', b"\xff\xfe'"], partitions=1)
     send_with_headers(case, b"{", [("h", b"1"), ("h", b"\xff"), ("none", None)], key=b"\xfe")
-    case.send([None, b"x" * 500_000], partitions=1)
+    case.send([None, b"x" * 1_010_000], partitions=1)
     case.warm_run()
     found = stored(
         case,

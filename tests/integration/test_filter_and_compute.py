@@ -59,6 +59,18 @@ def test_a_failing_expression_is_named_and_may_be_corrected(case: PipelineCase) 
     assert sorted(code for (code,) in case.client().query(f"SELECT code FROM {case.table}").result_rows) == [*[6] * 20, 12]
 
 
+def test_a_value_that_fits_no_frame_is_a_dead_letter_and_proven(case: PipelineCase) -> None:
+    compute = {"type": "compute", "config": {"fields": [{"name": "name", "expression": "repeat(name, 10000)"}]}}
+    case.write_file(with_transforms(compute))
+    case.create_topic(1)
+    case.send([event(1, "a" * 90, 1.0), event(2, "b" * 110, 2.0), event(3, "", 3.0)], partitions=1)
+    case.warm_run(accept=True)
+    (letter,) = case.dead_letters()
+    assert (letter["stage"], letter["code"], letter["_tf_offset"]) == ("transform", "row_too_large", 1)
+    assert [(number, len(name)) for _, number, name, _ in case.rows()] == [(1, 900_000), (3, 0)]
+    assert_proven(case, rows=2)
+
+
 def correct(case: PipelineCase, *more: dict[str, Any]) -> None:
     """Replaces the expression by one that takes names that are no number."""
     code = {"name": "code", "expression": "length(name)"}

@@ -95,9 +95,9 @@ def test_a_kill_between_body_and_frame_is_repaired(made: PipelineCase, nth: int)
 
 
 def test_a_full_body_stream_makes_its_writer_wait(case: PipelineCase) -> None:
-    case.write_file(lambda document: dealt(document, max_bytes="8MB"))
+    case.write_file(lambda document: dealt(document, max_bytes="14.4MB"))
     case.create_topic()
-    case.send_events(10_000, name_bytes=1000)
+    case.send_events(16_000, name_bytes=1000)
     case.wait_ready(case.start_plain("--leg", "ingest", "--leg", "process"))
 
     def is_stuck() -> bool:
@@ -110,10 +110,10 @@ def test_a_full_body_stream_makes_its_writer_wait(case: PipelineCase) -> None:
     assert now is not None
     advice = now["streams"]["raw"]["advice"]
     assert f"raw stream {case.names.stream('raw-1')}, " in advice
-    assert "of 4,000,000 bytes, is full: its writer waits, nothing is lost" in advice
+    assert "of 7,200,000 bytes, is full: its writer waits, nothing is lost" in advice
     sink = case.warm_runner(until_caught_up=False, legs=("sink",))
     case.in_background(sink)
-    case.wait_count(10_000)
+    case.wait_count(16_000)
     case.check()
 
 

@@ -1,5 +1,6 @@
 """The JetStream connector against a real server."""
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.streams import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
 from pipelines.protocol.ledger import Append
+from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -121,6 +123,13 @@ def test_fetch_limits_its_windows_by_bytes(log: JetStream, stream: str) -> None:
     found = list(log.fetch(stream, f"{stream}.>", 0, count))
     assert [m.sequence for m in found] == list(range(1, count + 1))
     assert all(m.payload == payload for m in found)
+
+
+def test_the_largest_frame_is_read_in_every_way(log: JetStream, stream: str) -> None:
+    payload = random.Random(1).randbytes(MAX_FRAME_BYTES)
+    log.publish(f"{stream}.a", payload, {"Tf-Rows": "1", "Tf-Topic": "t" * 249}, 0)
+    found = [log.last(stream, f"{stream}.a"), log.get(stream, 1), *log.fetch(stream, f"{stream}.a", 0, 1)]
+    assert [message and message.payload == payload for message in found] == [True] * 3
 
 
 def test_fetch_by_subject_gives_that_subject_only(log: JetStream, stream: str) -> None:

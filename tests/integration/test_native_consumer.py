@@ -109,7 +109,7 @@ def test_large_records_and_many_headers_are_read_alike(cluster: MockKafka) -> No
     noon = 1_767_960_000_000
     headers = [(b"h%d" % n, b"v" * n) for n in range(40)]
     many = [(b"x" * n, noon, headers[: n % 40]) for n in range(500)]
-    large: list[Record] = [(b"y" * size, noon, [(b"h", b"z" * 1000)]) for size in (MAX_RECORD_BYTES - 1003, MAX_RECORD_BYTES, 600_000)]
+    large: list[Record] = [(b"y" * size, noon, [(b"h", b"z" * 1000)]) for size in (MAX_RECORD_BYTES - 1014, MAX_RECORD_BYTES, 1_040_000)]
     cluster.produce(0, [*many, *large])
     ours, theirs = read_both(cluster, {0: (0, len(many) + len(large))})
     assert same(ours, theirs)

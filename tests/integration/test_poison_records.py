@@ -15,7 +15,7 @@ def test_poison_becomes_dead_letters_and_nothing_else_does(case: PipelineCase, w
         for pair in zip((v for v, _ in [*DEAD_LETTERS.values(), *ROWS.values()]), map(event, range(100)), strict=False)
         for value in pair
     ]
-    case.send(values, partitions=1, **{"message.max.bytes": 8 * KIB * KIB})
+    case.send(values, partitions=1)
     runner = case.warm_run()
     assert [leg.status.retries for leg in runner.legs.values()] == [0, 0, 0]
     case.check()

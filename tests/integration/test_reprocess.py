@@ -74,7 +74,7 @@ def test_letters_of_a_mended_cause_enter_again_once(narrow: PipelineCase) -> Non
     assert sum(group["letters"] for group in dlq(narrow, "groups")) == 3
 
 
-@pytest.mark.parametrize(("partitions", "limit", "events"), [(3, "6MB", 8000), (1, LEAST_LIMIT_BYTES, 5000)])
+@pytest.mark.parametrize(("partitions", "limit", "events"), [(3, "10MB", 8000), (1, LEAST_LIMIT_BYTES, 5000)])
 def test_letters_too_many_for_raw_enter_as_room_is_made(case: PipelineCase, partitions: int, limit: int | str, events: int) -> None:
     def with_little_room(id_type: str) -> None:
         def change(document: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ def test_a_record_that_is_rejected_again_and_again_is_parked(case: PipelineCase)
 
 def test_letters_may_be_edited_in_a_file_and_enter_again(case: PipelineCase) -> None:
     case.create_topic()
-    case.send([b'{"id": 1, "name": "a"', b'{"id": "2", "name": "b"}', b"x" * 600_000])
+    case.send([b'{"id": 1, "name": "a"', b'{"id": "2", "name": "b"}', b"x" * 1_010_000])
     case.warm_run()
     target = case.directory / "letters.jsonl"
     assert case.invoke("dlq", "export", str(case.file), str(target)).exit_code == 0
@@ -239,7 +239,7 @@ def test_letters_may_be_edited_in_a_file_and_enter_again(case: PipelineCase) -> 
 
 def test_letters_that_hold_only_a_head_are_left_and_told(case: PipelineCase) -> None:
     case.create_topic()
-    case.send([b"x" * 600_000])
+    case.send([b"x" * 1_010_000])
     case.warm_run()
     ended = case.invoke("dlq", "reprocess", str(case.file), "--all")
     assert "0 dead letters redriven" in ended.stdout

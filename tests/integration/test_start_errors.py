@@ -165,6 +165,21 @@ def test_wrong_nats_credentials_are_refused_at_once(case: PipelineCase, tmp_path
         log.close()
 
 
+def test_a_nats_that_takes_no_large_frame_is_refused(case: PipelineCase, tmp_path: Path) -> None:
+    case.create_topic()
+    port = choose_port(())
+    (tmp_path / "nats.conf").write_text("max_payload: 1000000\n")
+    with private_nats(tmp_path / "nats", port, "--config", str(tmp_path / "nats.conf")):
+        case.write_file(nats(url=f"nats://127.0.0.1:{port}"))
+        said = "asking for messages of 1032192 bytes, where NATS takes 1000000: nats: maximum payload exceeded; raise `max_payload`"
+        wait_until(lambda: said in message_of(case), "an answer of the private server")
+        looked = case.invoke("doctor", str(case.file))
+        assert (looked.exit_code, said in looked.output.replace("\n", " ")) == (1, True), looked.output
+        log = case.log()
+        assert log.state(case.names.stream("raw")) is None
+        log.close()
+
+
 def message_of(case: PipelineCase) -> str:
     with pytest.raises(TallyflowError) as caught:
         case.warm_run(connect_seconds=0)

@@ -59,7 +59,7 @@ class MockKafka:
 
     def produce(self, partition: int, records: Sequence[Record], keys: Sequence[bytes | None] = ()) -> None:
         """Appends records, each with the key b"k" if no keys are given."""
-        client = _client({b"bootstrap.servers": self.bootstrap.encode()})
+        client = _client({b"bootstrap.servers": self.bootstrap.encode(), b"message.max.bytes": b"16000000"})
         for (value, milliseconds, headers), key in zip(records, keys or [b"k"] * len(records), strict=True):
             arguments: list[object] = [_TOPIC, ctypes.c_char_p(self._topic), _PARTITION, ctypes.c_int32(partition), _FLAGS, _COPY]
             arguments += [_VALUE, ctypes.c_char_p(value), ctypes.c_size_t(len(value or b""))]

@@ -219,7 +219,7 @@ class PipelineCase:
     def send_events(self, count: int, partitions: int = 3, bad_every: int = 0, name_bytes: int = 0, **settings: Any) -> None:
         """Good events with running ids; with `bad_every`, each so-manieth record is broken JSON.
 
-        `name_bytes` lengthens each name by so much that does not compress: a frame holds about 384 KiB.
+        `name_bytes` lengthens each name by so much that does not compress: a frame holds about 832 KiB.
         """
         first = self.sent
         self.sent += count

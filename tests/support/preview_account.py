@@ -39,7 +39,7 @@ def play(case: PipelineCase, recipe: Recipe) -> None:
 
 
 def produce(case: PipelineCase, records: Sequence[Sent]) -> None:
-    producer = make_producer(case.addresses.kafka_client, **{"message.max.bytes": 8 * 1024 * 1024})
+    producer = make_producer(case.addresses.kafka_client)
     for sent in records:
         producer.produce(case.topic, sent.value, sent.key, sent.partition, headers=list(sent.headers))
     assert producer.flush(60) == 0

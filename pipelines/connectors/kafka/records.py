@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from pipelines.host import is_of_host
@@ -20,6 +19,7 @@ from pipelines.protocol.records import (
     RAW_SCHEMA,
     TIMESTAMPS_MS,
     UNREADABLE_HEADER,
+    record_bytes,
 )
 
 _NO_TIMESTAMP_MS = -1
@@ -134,13 +134,11 @@ def shorten_oversize(records: pa.Table) -> pa.Table:
 
     The record keeps its position and parse rejects it, so all dead letters have one writer and one identity.
     """
-    sizes = pc.add(pc.fill_null(pc.binary_length(records.column("value")), 0), pc.fill_null(pc.binary_length(records.column("key")), 0))
-    if records.column("headers").null_count < records.num_rows:
-        sizes = pc.add(sizes, pa.array([_headers_bytes(pairs) for pairs in records.column("headers").to_pylist()], pa.int32()))
-    if records.num_rows == 0 or pc.max(sizes).as_py() <= MAX_RECORD_BYTES:
+    sizes = record_bytes(records)
+    if sizes.max(initial=0) <= MAX_RECORD_BYTES:
         return records
     rows = records.to_pylist()
-    for row, size in zip(rows, sizes.to_pylist(), strict=True):
+    for row, size in zip(rows, sizes.tolist(), strict=True):
         if size > MAX_RECORD_BYTES:
             value = row["value"] or b""
             row["oversize"] = {"bytes": size, "sha256": hashlib.sha256(value).digest()}
@@ -148,7 +146,3 @@ def shorten_oversize(records: pa.Table) -> pa.Table:
             row["key"] = row["key"][:OVERSIZE_HEAD_BYTES] if row["key"] is not None else None
             row["headers"] = None
     return pa.Table.from_pylist(rows, schema=RAW_SCHEMA)
-
-
-def _headers_bytes(pairs: list[tuple[bytes, bytes | None]] | None) -> int:
-    return sum(len(k) + len(v or b"") for k, v in pairs) if pairs else 0

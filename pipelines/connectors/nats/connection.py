@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import NoRespondersError
+from nats.errors import MaxPayloadError, NoRespondersError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
@@ -50,6 +50,12 @@ class Connection:
             if self._client is None:
                 self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
         return self
+
+    def check_payload(self, least_bytes: int) -> None:
+        """Raise HaltError if the server takes no message of so many bytes, its headers included."""
+        taken_bytes = self._connected.max_payload
+        if taken_bytes < least_bytes:
+            raise map_error(f"asking for messages of {least_bytes} bytes, where NATS takes {taken_bytes}", MaxPayloadError(), self._classes)
 
     def close(self) -> None:
         """Close the connection. Raise nothing: the caller has its result, or a more useful error."""

@@ -25,10 +25,11 @@ import pyarrow.compute as pc
 from pipelines.process.mapping.composites import convert, element_source
 from pipelines.process.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.process.rejections import Rejections
-from pipelines.protocol.records import EMIT_FIELD, MAX_ROW_BYTES, POSITION_COLUMNS, StageOutput
+from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput, most_row_bytes
 from pipelines.types.columns import FLOATS, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
+from pipelines.types.row_sizes import row_bytes, widest_row_bytes
 from pipelines.types.time_formats import has_time_of_day, is_format
 from pipelines.types.unions import is_union
 from pipelines.types.vectors import one_chunk, to_mask
@@ -68,16 +69,15 @@ class TargetColumn:
         return self.type.takes_null or (self.has_default and self.type.name not in NO_DEFAULT_FOR_NULL)
 
 
-def reject_wide(mapped: pa.Table, widest_bytes: int) -> StageOutput:
-    """Reject rows that may not fit into a frame (`row_too_large`): a large field may be mapped to several columns.
+def reject_wide(mapped: pa.Table) -> StageOutput:
+    """Reject rows that may not fit into a frame (`row_too_large`): steps make large values, and a large field may have several columns.
 
-    `widest_bytes`: the size of the largest of their source records; rows of small records are not checked. The size before compression
-    counts, so that the answer does not depend on a library's version.
+    The size before compression counts, so that the answer does not depend on a library's version.
     """
-    refused = Rejections("transform", mapped.num_rows)
-    if widest_bytes > MAX_ROW_BYTES // 8:
-        sizes = np.fromiter((mapped.slice(row, 1).nbytes for row in range(mapped.num_rows)), dtype=np.int64, count=mapped.num_rows)
-        refused.note(sizes > MAX_ROW_BYTES, "row_too_large", None, f"the row takes more than {MAX_ROW_BYTES} bytes, a frame holds no more")
+    refused, most_bytes = Rejections("transform", mapped.num_rows), most_row_bytes(mapped.schema)
+    if widest_row_bytes(mapped) > most_bytes:
+        message = f"the row takes more than {most_bytes} bytes, a frame of these columns holds no more"
+        refused.note(row_bytes(mapped) > most_bytes, "row_too_large", None, message)
     return refused.split(mapped, mapped)
 
 

@@ -37,15 +37,6 @@ def as_texts(engine: Engine, values: pa.Array) -> tuple[pa.Array, Mask]:
         return texts, to_mask(pc.is_null(texts)) & to_mask(pc.is_valid(values))
 
 
-def widest_bytes(records: pa.Table, columns: Sequence[RecordColumn]) -> int:
-    """Return the size of the largest record: its value and, if `columns` reads more, its key and headers."""
-    sizes = pc.fill_null(pc.binary_length(one_chunk(records["value"])), 0)
-    if columns:
-        sizes = pc.add(sizes, pc.fill_null(pc.binary_length(one_chunk(records["key"])), 0))
-        sizes = pc.add(sizes, pa.array(_header_bytes(one_chunk(records["headers"])), sizes.type))
-    return pc.max(sizes).as_py() or 0
-
-
 def _read(engine: Engine, records: pa.Table, column: RecordColumn, rejections: Rejections) -> pa.Array:
     part = one_chunk(records[_POSITIONS.get(column.origin, column.origin)])
     if column.header:
@@ -88,9 +79,3 @@ def _entries(headers: pa.Array) -> tuple[pa.Array, pa.Array, npt.NDArray[np.int6
     lengths = pc.fill_null(pc.list_value_length(entries), 0).to_numpy(zero_copy_only=False)
     flat = pc.list_flatten(entries)
     return pc.struct_field(flat, 0), pc.struct_field(flat, 1), np.repeat(np.arange(len(headers), dtype=np.int64), lengths)
-
-
-def _header_bytes(headers: pa.Array) -> npt.NDArray[np.int64]:
-    names, values, row_of = _entries(headers)
-    sizes = pc.add(pc.binary_length(names), pc.fill_null(pc.binary_length(values), 0)).to_numpy(zero_copy_only=False)
-    return np.bincount(row_of, weights=sizes, minlength=len(headers)).astype(np.int64)

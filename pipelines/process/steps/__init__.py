@@ -60,12 +60,11 @@ class Rank(IntEnum):
 class Context:
     """The input of a step besides the rows.
 
-    `carried`: columns that must reach the exchange, if the rows have them. `widest_bytes`: of the raw records of the batch.
+    `carried`: columns that must reach the exchange, if the rows have them.
     """
 
     engine: Engine
     carried: tuple[str, ...] = ()
-    widest_bytes: int = 0
 
 
 class Step(Protocol):

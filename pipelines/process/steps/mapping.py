@@ -165,7 +165,7 @@ class MapToTables(Step):
         keep = [name for name in context.carried if name in rows.column_names]
         if not self.routes:
             mapped = map_columns(context.engine, rows, self.routed[0].targets, keep)
-            fitting = reject_wide(mapped.accepted, context.widest_bytes)
+            fitting = reject_wide(mapped.accepted)
             return StageOutput(fitting.accepted, pa.concat_tables([mapped.rejected, fitting.rejected]))
         is_open, is_taken = np.ones(rows.num_rows, dtype=bool), np.zeros(rows.num_rows, dtype=bool)
         numbered, by_leg = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))), dict[str, _Taken]()
@@ -240,7 +240,7 @@ def _taken(context: Context, table: MapToTable, redriven_for: Sequence[str], row
         mine = mine.filter(pc.invert(pc.and_(pc.is_valid(mine.column(SINK_COLUMN)), is_others)))
     judged = where(context.engine, mine, table.when, MapToTables.stage) if table.when is not None else StageOutput(mine, empty_rejected())
     mapped = map_columns(context.engine, judged.accepted, table.targets, [_ROW])
-    fitting = reject_wide(mapped.accepted, context.widest_bytes)
+    fitting = reject_wide(mapped.accepted)
     numbers = fitting.accepted.column(_ROW).to_numpy()
     rejected = pa.concat_tables([judged.rejected, mapped.rejected, fitting.rejected])
     closed = np.isin(position_keys(rows), position_keys(rejected)) if rejected.num_rows else np.zeros(rows.num_rows, dtype=bool)

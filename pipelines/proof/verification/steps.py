@@ -33,12 +33,11 @@ from pipelines.proof.verification.values import (
     reading,
     takes_null,
 )
-from pipelines.protocol.records import MAX_ROW_BYTES
+from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 from pipelines.protocol.topology import SINK
 from pipelines.types.columns import parse_type, value_type
 from pipelines.types.fields import SOURCE_TYPES
 
-_MAY_BE_TOO_WIDE = MAX_ROW_BYTES // 8
 _MICROSECONDS = parse_type("DateTime64(6)")
 Shapes = dict[tuple[str, ...], list[int]]
 """Hashes of lists of keys, by the path of an object."""
@@ -79,7 +78,7 @@ class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
 
     `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted. `source` and `topic`: of the records.
-    `makes_several`: as of the program.
+    `makes_several`: as of the program. `wide_bytes`: the size of a record from which on its row may be too large for a frame.
     """
 
     columns: Sequence[Column]
@@ -89,6 +88,7 @@ class Wanted:
     source: str = ""
     topic: str = ""
     makes_several: bool = False
+    wide_bytes: int = 0
 
 
 def statement_of(program: Program, wanted: Wanted) -> str:
@@ -106,10 +106,10 @@ def rows_of_parsed(wanted: Wanted, rows: str) -> str:
 
 def through_lanes(program: Program, wanted: Wanted, indexes: Iterator[int]) -> list[Stated]:
     """Return the rows of each source behind its own steps, in the order of the sources."""
-    lanes = []
+    lanes, wide_bytes = [], MAX_FRAME_BYTES // (4 * sum(len(table.columns) for table in program.tables.tables))
     for lane in program.lanes:
         own = "" if len(program.lanes) == 1 else f" WHERE source = {literal(lane.source)}"
-        of_lane = replace(wanted, source=lane.source, topic=lane.topic, makes_several=program.makes_several)
+        of_lane = replace(wanted, source=lane.source, topic=lane.topic, makes_several=program.makes_several, wide_bytes=wide_bytes)
         lanes.append(through(lane.steps, fields_of(lane), f"SELECT * FROM frames{own}", of_lane, indexes))  # noqa: S608
     return lanes
 
@@ -134,6 +134,8 @@ def through(steps: Iterable[Step], fields: dict[str, Field], rows: str, wanted: 
         has_several |= step.makes_several
         if has_several:
             rows = filled("reference/whole_records", rows=rows)
+        if made:
+            rows = f"SELECT * REPLACE (true AS is_wide) FROM ({rows})"  # noqa: S608  what a step makes may be of any size
         fields = {**(fields if getattr(step, "keeps_fields", True) else {}), **made}
     return rows, fields
 
@@ -199,7 +201,7 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
         "is_lost": "false" if wanted.makes_several else "refused_row > 0",
         "source": literal(wanted.source),
         "topic": literal(wanted.topic),
-        "wide_bytes": str(_MAY_BE_TOO_WIDE),
+        "wide_bytes": str(wanted.wide_bytes),
         "size": record_columns.size() if step.columns else "octet_length(value)",
         "bytes": "CASE WHEN NOT is_oversize THEN hash(value) END" if wanted.with_bytes else "NULL",
         "paths": ", ".join(literal(json_path(path)) for path in paths),

@@ -660,9 +660,9 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
             "resources.nats.stream.max_bytes",
             "2MiB",
             "resources.nats.stream.max_bytes",
-            "at least 3670016 bytes for a topic of one partition",
+            "at least 7110656 bytes for a topic of one partition",
         ),
-        ("resources.nats.stream.max_bytes", 3_670_015, "resources.nats.stream.max_bytes", "dead letters could never be redriven"),
+        ("resources.nats.stream.max_bytes", 7_110_655, "resources.nats.stream.max_bytes", "dead letters could never be redriven"),
         ("metadata.tags", "demo", "metadata.tags", "must be a list"),
         ("buckets", 0, "buckets", "must be at least 1"),
         ("buckets", True, "buckets", "must be a whole number"),
@@ -1035,7 +1035,7 @@ def test_note(path: str, value: Any, note: str) -> None:
 
 
 def test_note_on_a_limit_that_the_last_frames_may_fill() -> None:
-    document = changed("resources.nats.stream.max_bytes", 4_718_591)
+    document = changed("resources.nats.stream.max_bytes", 9_142_271)
     (found,) = notes(parsed({**document, "buckets": 8}))
     assert "the last frame of each of 8 buckets" in found
 

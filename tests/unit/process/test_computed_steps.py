@@ -88,6 +88,14 @@ def test_computed_fields_stand_beside_the_others_or_replace_one() -> None:
     ]
 
 
+def test_a_value_too_large_for_a_frame_is_a_dead_letter() -> None:
+    columns = (KEPT, ("label", "label", "Nullable(String)", False))
+    made = made_by(of(with_fields(label="repeat(city, 10000)"), columns=columns), {"id": 1, "city": "a" * 99}, {"id": 2, "city": "b" * 101})
+    assert ids(made) == [1]
+    (letter,) = made.dead_letters.to_pylist()
+    assert (letter["stage"], letter["code"], letter["_tf_ordinal"]) == ("transform", "row_too_large", 1)
+
+
 def test_outputs_read_the_record_before_them() -> None:
     columns = (("a", "a", "Nullable(Float64)", False), ("b", "b", "Nullable(Float64)", False))
     both = with_fields(price="price + 1", a="price", b="price + 10")

@@ -2,11 +2,12 @@
 
 from datetime import timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA, dead_letters
-from pipelines.protocol.records import REJECTED_SCHEMA, empty_rejected, with_positions
+from pipelines.protocol.records import MAX_RECORD_BYTES, REJECTED_SCHEMA, cut_frames, empty_rejected, record_bytes, with_positions
 from pipelines.testing import FIRST_INSTANT, records
 
 ARRIVAL_US = int(FIRST_INSTANT.timestamp() * 1_000_000)
@@ -83,6 +84,17 @@ def test_times_are_arrivals() -> None:
 def test_a_position_that_was_not_in_the_input_is_an_error(position: tuple[int, int]) -> None:
     with pytest.raises(KeyError, match="not among its input"):
         dead_letters(stage_input(), rejected((5, 0, "x"), (*position, "y")), "v1", "events")
+
+
+@pytest.mark.parametrize("with_headers", [False, True])
+def test_a_letter_of_the_largest_record_fits_a_frame(with_headers: bool) -> None:
+    generator = np.random.default_rng(1)
+    headers = [(generator.bytes(4), generator.bytes(5)) for _ in range(MAX_RECORD_BYTES // 20)] if with_headers else None
+    record = records(0, [b"" if with_headers else generator.bytes(MAX_RECORD_BYTES)], headers=[headers])
+    assert record_bytes(record).tolist() == [MAX_RECORD_BYTES]
+    reason = rejected((5, 0, "m" * 2000))
+    ((_, payload),) = cut_frames(dead_letters(with_positions(record, 5, "orders", ARRIVAL_US), reason, "v1", "events"))
+    assert len(payload) > 800_000
 
 
 def test_an_oversize_record_keeps_its_size_and_digest() -> None:

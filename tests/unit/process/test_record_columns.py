@@ -13,13 +13,12 @@ from support.programs import first_of, program
 
 from pipelines.process.computed import stored
 from pipelines.process.dedup import KEY_COLUMNS
-from pipelines.process.mapping.step import MAX_ROW_BYTES
-from pipelines.process.parse.columns import widest_bytes
 from pipelines.process.program import Program
 from pipelines.process.run import run_records
 from pipelines.process.steps.dedup import Dedup
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, with_positions
+from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 from pipelines.testing import FIRST_INSTANT, records
 from pipelines.types.duckdb import open_engine
 from pipelines.types.record_columns import RecordColumn
@@ -207,17 +206,10 @@ def test_an_expression_over_an_instant_is_asked_for_in_sql() -> None:
 # -- sizes ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_records_size_counts_the_key_and_headers_that_are_read() -> None:
-    table = raw([[(b"ab", b"cde"), (b"f", None)], None, [(b"0123456789", b"")]], [b"k", b"key", None], b"{ }")
-    assert widest_bytes(table, [KEY]) == 13
-    assert widest_bytes(table, []) == 3
-    assert widest_bytes(table.slice(0, 0), [KEY]) == 0
-
-
 def test_a_row_of_many_headers_is_too_large_for_a_frame() -> None:
     columns = [RecordColumn(f"c{n}", "headers", "", "map") for n in range(3)]
     plain = program([], [(f"c{n}", f"c{n}", "String", False) for n in range(3)])
     made = of_steps((Parse((), tuple(columns)), *plain.shared))
-    found = run_records(made, _ENGINE, raw([[(b"h", b"x" * (MAX_ROW_BYTES // 3))], [(b"h", b"x")]]))
+    found = run_records(made, _ENGINE, raw([[(b"h", b"x" * (MAX_FRAME_BYTES // 3))], [(b"h", b"x")]]))
     assert [row[:3] for row in rejected(found)] == [(0, "transform", "row_too_large")]
     assert made.widening == 4

@@ -11,6 +11,7 @@ from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from pipelines.process.mapping import composites
 from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
-from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput
+from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, cut_frames
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
@@ -423,20 +424,31 @@ def test_arrays_agree_with_plain_python(rows: list[list[Any]]) -> None:
 
 
 def test_a_row_too_large_for_a_frame_is_rejected_alone() -> None:
-    wide = "x" * 300_000
-    table = pa.table(
-        {
-            "a": [wide, "small", wide],
-            "b": [wide, "small", "small"],
-            "_tf_sequence": pa.array([1, 1, 1], pa.uint64()),
-            "_tf_ordinal": pa.array([0, 1, 2], pa.uint32()),
-        }
-    )
-    found = reject_wide(table, 300_000)
+    wide = "x" * 600_000
+    found = reject_wide(with_places({"a": [wide, "small", wide], "b": [wide, "small", "small"]}))
     assert found.accepted.column("_tf_ordinal").to_pylist() == [1, 2]
     assert found.rejected.select(["_tf_ordinal", "stage", "code"]).to_pylist() == [
         {"_tf_ordinal": 0, "stage": "transform", "code": "row_too_large"}
     ]
+
+
+def with_places(columns: dict[str, list[Any]]) -> pa.Table:
+    count = len(next(iter(columns.values())))
+    places = {"_tf_sequence": pa.array([1] * count, pa.uint64()), "_tf_ordinal": pa.array(range(count), pa.uint32())}
+    return pa.table({**columns, **places})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 900), st.integers(0, 40), st.integers(0, 2**31))
+def test_what_is_not_rejected_fits_whatever_its_columns(columns: int, name_chars: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    names = [f"{'n' * name_chars}{number}" for number in range(columns)]
+    sizes = np.linspace(0, 2_000_000 / columns, 9, dtype=int)
+    table = with_places({name: [generator.bytes(size) for size in sizes] for name in names})
+    passed = reject_wide(table).accepted
+    frames = list(cut_frames(passed))
+    assert 0 < passed.num_rows < len(sizes)
+    assert sum(part.num_rows for part, _ in frames) == passed.num_rows
 
 
 _TEXTS = st.text(st.sampled_from(['"', ",", "[", "]", "\\", "a", "é", " ", "\n", "\x7f"]), max_size=6)

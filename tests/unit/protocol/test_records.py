@@ -203,11 +203,11 @@ def test_an_oversize_record_keeps_position_head_and_digest() -> None:
     assert (large["partition"], large["offset"], large["headers"]) == (1, 8, None)
     assert large["value"] == b"v" * OVERSIZE_HEAD_BYTES
     assert large["key"] == b"k" * OVERSIZE_HEAD_BYTES
-    assert large["oversize"] == {"bytes": MAX_RECORD_BYTES + 1 + 2000 + 2, "sha256": hashlib.sha256(value).digest()}
+    assert large["oversize"] == {"bytes": MAX_RECORD_BYTES + 1 + 2000 + 2 + 11, "sha256": hashlib.sha256(value).digest()}
 
 
 def test_a_record_at_the_limit_travels_whole() -> None:
-    table = records(0, [b"v" * (MAX_RECORD_BYTES - 4)], keys=[b"key"], headers=[[(b"h", None)]])
+    table = records(0, [b"v" * (MAX_RECORD_BYTES - 15)], keys=[b"key"], headers=[[(b"h", None)]])
     assert shorten_oversize(table) is table
 
 
@@ -216,6 +216,17 @@ def test_key_and_headers_count_for_the_size() -> None:
     by_headers = records(0, [None], headers=[[(b"h", b"x" * MAX_RECORD_BYTES)]])
     assert shorten_oversize(by_key)["oversize"].null_count == 0
     assert shorten_oversize(by_headers)["oversize"].null_count == 0
+
+
+@pytest.mark.parametrize(("name_bytes", "value_bytes"), [(0, None), (0, 0), (1, 1), (9, 30)])
+def test_a_record_of_headers_fits_a_frame_or_is_shortened(name_bytes: int, value_bytes: int | None) -> None:
+    generator = np.random.default_rng(1)
+    fit = MAX_RECORD_BYTES // (11 + name_bytes + (value_bytes or 0))
+    for count, is_shortened in ((fit, False), (fit + 1, True)):
+        headers = [(generator.bytes(name_bytes), None if value_bytes is None else generator.bytes(value_bytes)) for _ in range(count)]
+        table = shorten_oversize(records(0, [None], headers=[headers]))
+        assert (table["oversize"].null_count == 0) == is_shortened
+        assert len(list(cut_frames(table))) == 1
 
 
 def test_shortened_records_fit_a_frame() -> None:
