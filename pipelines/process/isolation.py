@@ -1,8 +1,9 @@
 """Isolation: a batch that ends a stage is halved down to the records at fault; these are rejected, the others pass.
 
 In: a stage, and the table over which it raises. Out: the stage's output over the rest, with a rejection of the code `internal_error` for
-each record that raises by itself, three times in a row. Kept: nothing. An error of the host (memory, disk, descriptors) or of our own code
-is never a record's fault, nor is an error that the stage raises without any record: such errors are raised.
+each record that raises by itself, three times in a row, or takes more memory than an engine may. Kept: nothing. An error of the host
+(memory, disk, descriptors) or of our own code is never a record's fault, nor is an error that the stage raises without any record: such
+errors are raised.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ from pipelines.functions.spec import HOST_CODES
 from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected, joined
+from pipelines.types.duckdb import MEMORY_LIMIT, is_over_limit
 from pipelines.types.engine import Engine
 
 INTERNAL_ERROR = "internal_error"
@@ -124,11 +126,12 @@ class _Search:
         return StageOutput(accepted, pa.concat_tables([half.rejected for half in halves]), dropped)
 
     def _refused(self, record: pa.Table, error: Exception) -> StageOutput:
-        if isinstance(error, duckdb.OutOfMemoryException):
+        if isinstance(error, duckdb.OutOfMemoryException) and not is_over_limit(error):
             raise error
         (row,) = record.select(["_tf_sequence", "_tf_ordinal"]).to_pylist()
         # The text of an error may hold the record's values; its type does not.
-        message = f"{self._name} ends with {type(error).__name__} on this record alone, {ATTEMPTS} times of {ATTEMPTS}"
+        why = f"takes more than {MEMORY_LIMIT} of memory for" if is_over_limit(error) else f"ends with {type(error).__name__} on"
+        message = f"{self._name} {why} this record alone, {ATTEMPTS} times of {ATTEMPTS}"
         nothing = self._attempt(record.slice(0, 0)).accepted
         return StageOutput(nothing, _rejected([(row["_tf_sequence"], row["_tf_ordinal"], self._name, message)]))
 

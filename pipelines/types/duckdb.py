@@ -10,7 +10,9 @@ import duckdb
 
 from pipelines.types.engine import Engine
 
-_MEMORY_LIMIT = "2GiB"
+MEMORY_LIMIT = "2GiB"
+_OVER_LIMIT = f"/{MEMORY_LIMIT.replace('GiB', '.0 GiB')} used)"
+"""In the message of DuckDB 2.0 where the limit forbids an allocation; where the host has no memory, it says `bad allocation`."""
 
 
 def open_engine(threads: int = 1) -> Engine:
@@ -37,6 +39,11 @@ def shared_connection() -> Iterator[duckdb.DuckDBPyConnection]:
             raise
 
 
+def is_over_limit(error: Exception) -> bool:
+    """Return True for the error of an engine whose statement takes more memory than MEMORY_LIMIT: no fault of the host."""
+    return isinstance(error, duckdb.OutOfMemoryException) and _OVER_LIMIT in str(error)
+
+
 def _usable() -> duckdb.DuckDBPyConnection:
     """Return a connection to the kept engine. A forked process opens its own: another thread may have been within that of its parent.
 
@@ -61,7 +68,7 @@ def _opened(threads: int) -> duckdb.DuckDBPyConnection:
     return _locked(engine, keeps_order=True)
 
 
-def open_spilling_engine(directory: Path, memory_limit: str = _MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
+def open_spilling_engine(directory: Path, memory_limit: str = MEMORY_LIMIT, threads: int = 2) -> duckdb.DuckDBPyConnection:
     """Open an engine for more than memory holds: its tables and spill files are in `directory`, and it opens nothing else.
 
     Does not keep the order of rows.
@@ -80,7 +87,7 @@ def _locked(engine: duckdb.DuckDBPyConnection, keeps_order: bool) -> duckdb.Duck
 def open_database(database: str, settings: Mapping[str, str | int]) -> duckdb.DuckDBPyConnection:
     """Open a database with `settings` that loads no extension by itself. The caller closes it."""
     closed: dict[str, str | int | float | list[str]] = {
-        "memory_limit": _MEMORY_LIMIT,
+        "memory_limit": MEMORY_LIMIT,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "allow_community_extensions": False,

@@ -103,6 +103,19 @@ def test_memory_short_for_many_records_suffices_for_fewer() -> None:
     assert run(Greedy([], RuntimeError()), 100) == (list(range(100)), [], [])
 
 
+def test_a_record_that_takes_too_much_memory_is_rejected_alone(engine: Engine) -> None:
+    def stage(on: Engine, table: pa.Table) -> StageOutput:
+        if 2 in table.column("_tf_ordinal").to_pylist():
+            on.select("SELECT repeat(text, 10000) FROM _tf_values", pa.table({"text": ["x" * 300_000]}))
+        return StageOutput(table, empty_rejected())
+
+    output = isolated("compute", stage, engine, numbered(4), open_engine)
+    assert output.accepted.column("_tf_ordinal").to_pylist() == [0, 1, 3]
+    assert output.rejected.select(["_tf_ordinal", "code", "message"]).to_pylist() == [
+        {"_tf_ordinal": 2, "code": INTERNAL_ERROR, "message": "compute takes more than 2GiB of memory for this record alone, 3 times of 3"}
+    ]
+
+
 def test_an_error_without_any_record_is_no_records_fault() -> None:
     def broken(*_: object) -> StageOutput:
         raise TypeError("a mapping of ours")
