@@ -26,6 +26,7 @@ from pipelines.process.mapping.composites import convert, element_source
 from pipelines.process.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.process.rejections import Rejections
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput, most_row_bytes
+from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import FLOATS, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import SOURCE_TYPES, ParsedField
@@ -47,6 +48,8 @@ _TARGETS = {
     "timestamp": INSTANT_TARGETS,
     "string": STRING_TARGETS,
 }
+LEAST_ROW_BYTES = 16 * 1024
+"""The room for the values of a row that a mapping must leave in a frame."""
 MAP_KEYS = STRING_TARGETS - {"JSON", "Decimal", *FLOATS}
 
 
@@ -115,6 +118,8 @@ def check_mapping(fields: Sequence[ParsedField], mapping: Sequence[TargetColumn]
             faults += [f"{where}: {fault}" for fault in _type_faults(source, target.type)]
         if is_format(target.unit) and has_time_of_day(target.unit) and target.type.name in DATE_TARGETS:
             faults.append(f"{where}: the format {target.unit} has a time of day, which {target.type} does not hold: use DateTime")
+    if not faults and most_row_bytes(pa.schema([(target.name, arrow_type(target.type)) for target in mapping])) < LEAST_ROW_BYTES:
+        faults.append(f"a frame with these {len(mapping):,} columns has no room for the values of a row; map fewer, or shorten their names")
     return faults
 
 

@@ -432,6 +432,18 @@ def test_a_row_too_large_for_a_frame_is_rejected_alone() -> None:
     ]
 
 
+def test_more_columns_than_a_frame_has_room_for_are_a_fault() -> None:
+    fields = [ParsedField("n", "int64")]
+
+    def faults(count: int) -> list[str]:
+        return check_mapping(fields, [TargetColumn("n", f"column_{number}", parse_type("Int64"), False) for number in range(count)])
+
+    assert faults(3500) == []
+    assert faults(3700) == [
+        "a frame with these 3,700 columns has no room for the values of a row; map fewer, or shorten their names",
+    ]
+
+
 def with_places(columns: dict[str, list[Any]]) -> pa.Table:
     count = len(next(iter(columns.values())))
     places = {"_tf_sequence": pa.array([1] * count, pa.uint64()), "_tf_ordinal": pa.array(range(count), pa.uint32())}
