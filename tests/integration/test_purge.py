@@ -82,9 +82,9 @@ def test_a_pipeline_goes_on_from_what_a_purge_has_left(case: PipelineCase) -> No
 
 
 def test_a_small_stream_without_its_sink_makes_ingest_wait(case: PipelineCase) -> None:
-    case.write_file(keeping("24h", "6MB"))
+    case.write_file(keeping("24h", "8MB"))
     case.create_topic()
-    case.send_events(8_000, name_bytes=1000)
+    case.send_events(11_000, name_bytes=1000)
     case.wait_ready(case.start_plain("--leg", "ingest", "--leg", "process"))
 
     def is_stuck() -> bool:
@@ -98,13 +98,13 @@ def test_a_small_stream_without_its_sink_makes_ingest_wait(case: PipelineCase) -
     assert now is not None
     stream = case.names.stream("raw")
     assert f"raw stream {stream}, " in now["streams"]["raw"]["advice"]
-    assert "of 6,000,000 bytes, is full: its writer waits, nothing is lost" in now["streams"]["raw"]["advice"]
+    assert "of 8,000,000 bytes, is full: its writer waits, nothing is lost" in now["streams"]["raw"]["advice"]
     assert "the stream is full" in now["legs"]["ingest"]["message"]
     reported = case.invoke("status", str(case.file))
     assert f"nats stream edit {stream} --max-bytes=" in " ".join(reported.stdout.split())
     second = case.warm_runner(until_caught_up=False, legs=("sink",))
     case.in_background(second)
-    case.wait_count(8_000)
+    case.wait_count(11_000)
     case.check()
     assert purged(case, "out").is_early
 
