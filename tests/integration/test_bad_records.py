@@ -108,6 +108,8 @@ def test_above_the_size_limit_only_head_and_digest_travel(case: PipelineCase) ->
         (b"key", good(6), [("h", bytes(MAX_RECORD_BYTES))]),
         (b"K" * 5000, huge := event_of_size(7, MEGABYTES_5), [("h", b"x")]),
         (b"key", good(8), headers),
+        (b"key", good(9), [("h", b"")] * 50_000),
+        (b"key", good(10), [("h", b"")] * 100_000),
     ]
     produce(case, records)
     case.warm_run()
@@ -119,9 +121,10 @@ def test_above_the_size_limit_only_head_and_digest_travel(case: PipelineCase) ->
         5: "oversize",
         6: "oversize",
         7: "oversize",
+        10: "oversize",
     }
     assert dead_letters[4]["value"] == bad
-    assert sorted(row[1] for row in case.rows()) == [0, 2, 8]
+    assert sorted(row[1] for row in case.rows()) == [0, 2, 8, 9]
     largest = dead_letters[7]
     assert (largest["stage"], largest["field"], str(MAX_RECORD_BYTES) in largest["message"]) == ("parse", None, True)
     assert (largest["_tf_topic"], largest["_tf_partition"]) == (case.topic, 0)
