@@ -135,14 +135,22 @@ def shorten_oversize(records: pa.Table) -> pa.Table:
     The record keeps its position and parse rejects it, so all dead letters have one writer and one identity.
     """
     sizes = record_bytes(records)
-    if sizes.max(initial=0) <= MAX_RECORD_BYTES:
+    large = np.flatnonzero(sizes > MAX_RECORD_BYTES)
+    if not len(large):
         return records
-    rows = records.to_pylist()
-    for row, size in zip(rows, sizes.tolist(), strict=True):
-        if size > MAX_RECORD_BYTES:
-            value = row["value"] or b""
-            row["oversize"] = {"bytes": size, "sha256": hashlib.sha256(value).digest()}
-            row["value"] = value[:OVERSIZE_HEAD_BYTES]
-            row["key"] = row["key"][:OVERSIZE_HEAD_BYTES] if row["key"] is not None else None
-            row["headers"] = None
-    return pa.Table.from_pylist(rows, schema=RAW_SCHEMA)
+    rows = records.take(pa.array(large)).to_pylist()
+    heads = pa.Table.from_pylist([_head_of(row, size) for row, size in zip(rows, sizes[large].tolist(), strict=True)], schema=RAW_SCHEMA)
+    places = np.arange(records.num_rows)
+    places[large] = records.num_rows + np.arange(len(large))
+    return pa.concat_tables([records, heads]).take(pa.array(places))
+
+
+def _head_of(row: dict[str, Any], size: int) -> dict[str, Any]:
+    key, value = row["key"], row["value"] or b""
+    return {
+        **row,
+        "key": key and key[:OVERSIZE_HEAD_BYTES],
+        "value": value[:OVERSIZE_HEAD_BYTES],
+        "headers": None,
+        "oversize": {"bytes": size, "sha256": hashlib.sha256(value).digest()},
+    }
