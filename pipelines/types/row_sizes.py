@@ -43,17 +43,24 @@ def _value_bytes(values: pa.Array) -> Numbers:
     if _is_text(kind):
         return _MARK_BYTES + _PLACE_BYTES + _numbers(pc.binary_length(values))
     if pa.types.is_struct(kind):
-        return sum(map(_value_bytes, values.flatten()), np.full(len(values), _MARK_BYTES, dtype=np.int64))
+        # Not `flatten`: it gives each part the nulls of the whole, which ends the process if one is a union.
+        parts = (values.field(index) for index in range(kind.num_fields))
+        return sum(map(_value_bytes, parts), np.full(len(values), _MARK_BYTES, dtype=np.int64))
     if pa.types.is_union(kind):
         return _bytes_in_union(values)
     if pa.types.is_dictionary(kind):
         return _MARK_BYTES + _PLACE_BYTES + _of_elements(_value_bytes(values.dictionary), _numbers(values.indices), values.is_valid())
-    if pa.types.is_map(kind):
-        values = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    lengths = _numbers(pc.list_value_length(values))
-    before = np.concatenate([[0], np.cumsum(_value_bytes(values.flatten()))])
-    ends = np.cumsum(lengths)
-    sizes: Numbers = _MARK_BYTES + _PLACE_BYTES + before[ends] - before[ends - lengths]
+    return _MARK_BYTES + _PLACE_BYTES + _bytes_in_lists(values)
+
+
+def _bytes_in_lists(values: pa.Array) -> Numbers:
+    if pa.types.is_fixed_size_list(values.type):
+        ends = values.type.list_size * np.arange(values.offset, values.offset + len(values) + 1)
+    else:
+        ends = _numbers(values.offsets)
+    elements = values.values.slice(ends[0], ends[-1] - ends[0])
+    before = np.concatenate([[0], np.cumsum(_value_bytes(elements))])[ends - ends[0]]
+    sizes: Numbers = np.where(values.is_valid().to_numpy(zero_copy_only=False), np.diff(before), 0)
     return sizes
 
 

@@ -12,6 +12,9 @@ from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 from pipelines.types.row_sizes import row_bytes, widest_row_bytes
 
 TEXTS = pa.array(["abc", "", None, "dé"])
+UNION = pa.UnionArray.from_dense(
+    pa.array([0, 1, 0, 1], pa.int8()), pa.array([0, 0, 1, 1], pa.int32()), [pa.array(["abc", "d"]), pa.array([5, 6], pa.int8())]
+)
 COLUMNS: dict[str, tuple[pa.Array, list[int]]] = {
     "texts": (TEXTS, [8, 5, 5, 8]),
     "large bytes": (TEXTS.cast(pa.large_binary()), [8, 5, 5, 8]),
@@ -25,16 +28,17 @@ COLUMNS: dict[str, tuple[pa.Array, list[int]]] = {
     "maps": (pa.array([[("k", b"vv")], [], None, [("", b"")]], pa.map_(pa.string(), pa.binary())), [19, 5, 5, 16]),
     "objects": (pa.array([{"a": "x", "b": [1]}, None, {"a": None, "b": []}, {"a": "yy", "b": None}]), [21, 11, 11, 13]),
     "a dictionary": (pa.array(["x", "x", None, "yyy"]).dictionary_encode(), [11, 11, 5, 13]),
-    "a dense union": (
-        pa.UnionArray.from_dense(
-            pa.array([0, 1, 0, 1], pa.int8()), pa.array([0, 0, 1, 1], pa.int32()), [pa.array(["abc", "d"]), pa.array([5, 6], pa.int8())]
-        ),
-        [13, 7, 11, 7],
-    ),
+    "a dense union": (UNION, [13, 7, 11, 7]),
     "a sparse union": (
         pa.UnionArray.from_sparse(pa.array([0, 1, 0, 1], pa.int8()), [TEXTS, pa.array([5, 6, 7, 8], pa.int8())]),
         [13, 7, 10, 7],
     ),
+    "unions in objects": (
+        pa.StructArray.from_arrays([UNION, pa.array([1, 2, None, 4])], ["u", "n"], mask=pa.array([False, True, False, False])),
+        [23, 17, 21, 17],
+    ),
+    "unions in lists": (pa.ListArray.from_arrays(pa.array([0, 2, None, 3, 4], pa.int32()), UNION), [25, 16, 5, 12]),
+    "unions in maps": (pa.MapArray.from_arrays([0, 1, 1, 3, 4], ["k", "l", "m", "n"], UNION), [25, 5, 37, 19]),
 }
 
 
