@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import psutil
@@ -33,14 +34,14 @@ def started(code: str) -> "subprocess.Popen[bytes]":
 
 
 def session(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    return [one for one in psutil.process_iter() if _sid(one) == process.pid and one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in psutil.process_iter() if _runs_in(one, process.pid)]
 
 
-def _sid(one: psutil.Process) -> int:
-    try:
-        return os.getsid(one.pid)
-    except ProcessLookupError:
-        return 0
+def _runs_in(one: psutil.Process, session: int) -> bool:
+    """Whether it does; one that ends between two questions does not."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        return os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.fixture(params=[DEAF, LEAVES_ONE], ids=["deaf", "leaves one behind"])
