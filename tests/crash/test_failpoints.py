@@ -33,7 +33,7 @@ LATER = [
 
 def _send_several_frames(case: PipelineCase) -> None:
     case.create_topic()
-    case.send_events(12_000, bad_every=100, name_bytes=360)
+    case.send_events(12_000, bad_every=100, name_bytes=800)
 
 
 @pytest.mark.parametrize("point", [*(f"{name}:1" for name in ALWAYS_REACHED), *LATER])

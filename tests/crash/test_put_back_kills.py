@@ -38,7 +38,7 @@ def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def damaged(case: PipelineCase) -> Iterator[tuple[PipelineCase, list[Any]]]:
     """Some frames of events, of which the table has lost every seventh; and what it had held before."""
     case.create_topic()
-    case.send_events(5000, bad_every=100, name_bytes=360)
+    case.send_events(5000, bad_every=100, name_bytes=800)
     case.warm_run()
     before = everything(case)
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id % 7 = 0 SETTINGS mutations_sync = 2")

@@ -51,7 +51,7 @@ def _several_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 def edited(case: PipelineCase) -> Iterator[tuple[PipelineCase, list[Any]]]:
     """Some frames under the file before, a few records under the edited one, of which one was changed by hand; and what must be there."""
     case.create_topic()
-    case.send_events(6000, bad_every=100, name_bytes=360)
+    case.send_events(6000, bad_every=100, name_bytes=800)
     case.warm_run()
     alter(case, "ADD COLUMN more String")
     case.write_file(mapping(lambda columns: columns.append({"name": "name", "column_name": "more", "column_type": "String"})))

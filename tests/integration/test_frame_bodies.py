@@ -37,7 +37,7 @@ def made(case: PipelineCase) -> PipelineCase:
 
 
 def test_every_record_passes_through_the_body_streams(made: PipelineCase) -> None:
-    made.send_events(6_000, bad_every=50, name_bytes=360)
+    made.send_events(6_000, bad_every=50, name_bytes=800)
     made.warm_run()
     made.check()
     log = made.log()
@@ -87,7 +87,7 @@ def below(case: PipelineCase, role: str) -> int:
 @pytest.mark.crash
 @pytest.mark.parametrize("nth", [1, 5])
 def test_a_kill_between_body_and_frame_is_repaired(made: PipelineCase, nth: int) -> None:
-    made.send_events(6_000, bad_every=100, name_bytes=360)
+    made.send_events(6_000, bad_every=100, name_bytes=800)
     killed = made.run_plain(**{VARIABLE: f"frame.after-body:{nth}"})
     assert killed.returncode == -9, killed.stderr
     made.warm_run()
