@@ -38,7 +38,7 @@ _MAX_HOSTS = 8
 MOST_OUTPUT_BYTES = 128 * 1024
 """Texts and bytes that a function may make of a row: a row must fit into a frame, also with a field in several columns."""
 _WIDE_INPUT_BYTES = 60 * 1024
-"""The size of a row from which on the mapping checks what it has become."""
+"""A row that takes more itself may return more: the mapping rejects what fits no frame."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _value_bytes(values: pa.Array) -> Numbers:
     if pa.types.is_union(kind):
         return _bytes_in_union(values)
     if pa.types.is_dictionary(kind):
-        return _MARK_BYTES + _PLACE_BYTES + _of_elements(_value_bytes(values.dictionary), _numbers(values.indices), values.is_valid())
+        return _MARK_BYTES + _PLACE_BYTES + _bytes_in_dictionary(values)
     return _MARK_BYTES + _PLACE_BYTES + _bytes_in_lists(values)
 
 
@@ -79,8 +79,9 @@ def _bytes_in_union(values: pa.UnionArray) -> Numbers:
     return sizes
 
 
-def _of_elements(sizes: Numbers, places: Numbers, is_valid: pa.Array) -> Numbers:
-    return np.where(is_valid.to_numpy(zero_copy_only=False), sizes[places] if len(sizes) else 0, 0)
+def _bytes_in_dictionary(values: pa.DictionaryArray) -> Numbers:
+    sizes = _value_bytes(values.dictionary)
+    return np.where(values.is_valid().to_numpy(zero_copy_only=False), sizes[_numbers(values.indices)] if len(sizes) else 0, 0)
 
 
 def _numbers(values: pa.Array) -> Numbers:

@@ -72,15 +72,8 @@ def _isolated(messages: list[Message], headers: list[_Headers | Exception], part
 
 def unreadable(key: bytes | None, value: bytes | None, partition: int, offset: int, error: str) -> dict[str, Any]:
     """Return the row of a record without its headers and its time: its bytes, and the kind of the client's error."""
-    whole, size = value or b"", len(key or b"")
-    return {
-        "key": key and key[:OVERSIZE_HEAD_BYTES],
-        "value": whole[:OVERSIZE_HEAD_BYTES],
-        "headers": [(UNREADABLE_HEADER, error.encode())],
-        "partition": partition,
-        "offset": offset,
-        "oversize": {"bytes": size + len(whole), "sha256": hashlib.sha256(whole).digest()},
-    }
+    row = {"key": key, "value": value, "partition": partition, "offset": offset}
+    return {**_head_of(row, len(key or b"") + len(value or b"")), "headers": [(UNREADABLE_HEADER, error.encode())]}
 
 
 def _records(messages: list[Message], headers: list[_Headers | Exception], partition: int) -> pa.Table:
@@ -146,6 +139,7 @@ def shorten_oversize(records: pa.Table) -> pa.Table:
 
 
 def _head_of(row: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return the row of a record that does not travel whole: the heads of key and value, no headers, and what `oversize` says of it."""
     key, value = row["key"], row["value"] or b""
     return {
         **row,

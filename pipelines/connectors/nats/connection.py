@@ -9,10 +9,10 @@ from typing import Any, Self, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import MaxPayloadError, NoRespondersError
+from nats.errors import NoRespondersError
 
 from pipelines.config import NatsConnection
-from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error
+from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error, too_large
 from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError, TallyflowError
@@ -52,10 +52,10 @@ class Connection:
         return self
 
     def check_payload(self, least_bytes: int) -> None:
-        """Raise HaltError if the server takes no message of so many bytes, its headers included."""
+        """Raise an error, a HaltError unless the file says otherwise, if the server takes no message of so many bytes, headers included."""
         taken_bytes = self._connected.max_payload
         if taken_bytes < least_bytes:
-            raise map_error(f"asking for messages of {least_bytes} bytes, where NATS takes {taken_bytes}", MaxPayloadError(), self._classes)
+            raise too_large(f"asking for messages of {least_bytes} bytes, where NATS takes {taken_bytes}", self._classes)
 
     def close(self) -> None:
         """Close the connection. Raise nothing: the caller has its result, or a more useful error."""

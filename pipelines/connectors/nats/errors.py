@@ -27,9 +27,9 @@ def map_error(doing: str, error: BaseException, classes: ErrorClasses = TABLE_CL
     return HaltError(f"{doing}: {error}; {row.remedy}")
 
 
-def too_large(doing: str) -> TallyflowError:
+def too_large(doing: str, classes: ErrorClasses = TABLE_CLASSES) -> TallyflowError:
     """Return the error of `map_error` for a message above the server's `max_payload`."""
-    return map_error(doing, nats.errors.MaxPayloadError())
+    return map_error(doing, nats.errors.MaxPayloadError(), classes)
 
 
 def _of_the_server(doing: str, error: APIError, classes: ErrorClasses) -> TallyflowError:
