@@ -4,13 +4,10 @@ import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-import duckdb
 
 from pipelines.config import PipelineConfig
 from pipelines.config.settings import with_settings
@@ -197,8 +194,7 @@ class Connections(Kept):
     def discard_engine(self) -> None:
         """Discard the engine after an error in a stage, which may have left it unusable."""
         if self._engine is not None:
-            with suppress(duckdb.Error):
-                self._engine.close()
+            self._engine.discard()
             self._engine = None
 
     def close(self) -> None:
@@ -208,7 +204,9 @@ class Connections(Kept):
         if self._sink is not None:
             self._sink.close()
             self._sink = None
-        self.discard_engine()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
         for of_leg in self._kept_of(Connections):
             of_leg.close()
         if self._log is not None and self._owns_log:

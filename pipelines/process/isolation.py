@@ -8,7 +8,6 @@ errors are raised.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import duckdb
@@ -97,14 +96,13 @@ class _Search:
                 raise error from None
             return self._halved(table)
         finally:
-            self._engine.close()
+            self._engine.discard()
 
     def _attempt(self, part: pa.Table) -> StageOutput:
         try:
             return self._stage(self._engine, part)
         except _ENDS_THE_ENGINE:
-            with suppress(duckdb.Error):
-                self._engine.close()
+            self._engine.discard()
             self._engine = self._renew()
             raise
 

@@ -6,6 +6,9 @@ and the names of the prepared statements.
 """
 
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,13 +33,37 @@ class _Source:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-class Engine:
-    """Answers questions about columns; serves one thread at a time. The caller closes it."""
+@dataclass(frozen=True)
+class Database:
+    """A database in memory, with what has been prepared in it: sources by schema, statements by source and text."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self.connection = connection
-        self._sources: dict[pa.Schema, tuple[str, _Source]] = {}
-        self._statements: dict[tuple[str, str], str] = {}
+    connection: duckdb.DuckDBPyConnection
+    sources: dict[pa.Schema, tuple[str, _Source]] = field(default_factory=dict)
+    statements: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class Engine:
+    """Answers questions about columns; serves one thread at a time. The caller closes it.
+
+    Closed, it gives its database back to whoever opened it; behind an error of DuckDB the caller discards both. A closed one raises
+    duckdb.ConnectionException when it is asked.
+    """
+
+    def __init__(self, database: Database, give_back: Callable[[Database], None]) -> None:
+        self._database: Database | None = database
+        self._give_back = give_back
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The connection, for other questions. They may leave tables behind, so no other engine has this database then."""
+        self._give_back = _end
+        return self._opened.connection
+
+    @property
+    def _opened(self) -> Database:
+        if self._database is None:
+            raise duckdb.ConnectionException("this engine is closed")
+        return self._database
 
     def ask(self, sql: str, values: pa.Array) -> list[pa.Array]:
         """Run `sql`, a SELECT from `_tf_values` (its only column `v` is `values`), and return its columns, rows in order."""
@@ -48,36 +75,54 @@ class Engine:
         source.table = rows
         try:
             if rows.nbytes > _PREPARED_BYTES:
-                answer = self.connection.sql(_over(name, sql)).to_arrow_table()
+                answer = self._opened.connection.sql(_over(name, sql)).to_arrow_table()
             else:
-                answer = self.connection.execute(f"EXECUTE {self._statement(name, sql)}").to_arrow_table()
+                answer = self._opened.connection.execute(f"EXECUTE {self._statement(name, sql)}").to_arrow_table()
         finally:
             source.table = source.empty
         return [one_chunk(column) for column in answer.columns]
 
     def _source(self, schema: pa.Schema) -> tuple[str, _Source]:
-        if schema not in self._sources:
-            name, source = f"_tf_values_{len(self._sources)}", _Source(schema)
-            self.connection.register(name, source)
-            self._sources[schema] = name, source
-        return self._sources[schema]
+        sources = self._opened.sources
+        if schema not in sources:
+            name, source = f"_tf_values_{len(sources)}", _Source(schema)
+            self._opened.connection.register(name, source)
+            sources[schema] = name, source
+        return sources[schema]
 
     def _statement(self, name: str, sql: str) -> str:
         """Return the name of the prepared statement."""
-        if (name, sql) not in self._statements:
-            statement = f"_tf_statement_{len(self._statements)}"
-            self.connection.execute(f"PREPARE {statement} AS {_over(name, sql)}")
-            self._statements[name, sql] = statement
-        return self._statements[name, sql]
+        statements = self._opened.statements
+        if (name, sql) not in statements:
+            statement = f"_tf_statement_{len(statements)}"
+            self._opened.connection.execute(f"PREPARE {statement} AS {_over(name, sql)}")
+            statements[name, sql] = statement
+        return statements[name, sql]
 
     def close(self) -> None:
-        self.connection.close()
+        database, self._database = self._database, None
+        if database is not None:
+            self._give_back(database)
+
+    def discard(self) -> None:
+        """Close the engine and its database: an error may have left it unusable."""
+        database, self._database = self._database, None
+        if database is not None:
+            _end(database)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _end(database: Database) -> None:
+    with suppress(duckdb.Error):
+        database.connection.close()
 
 
 def _over(name: str, sql: str) -> str:

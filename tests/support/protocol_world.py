@@ -285,7 +285,7 @@ class World:
         self.has_lanes = self.lanes.random() < 0.5
         self.is_mended_at_failure = False
         self.is_frozen = False
-        self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None))
+        self.means = Means(Framing(uncompressed, self._cut), Inline, lambda: SimpleNamespace(close=lambda: None, discard=lambda: None))
         # An insert of the model lasts no time, unless it is delivered late, and then it is refused like the first one: at each look it is
         # as old as any.
         self.leg_means = LegMeans(wait_none(), self.clock_that_leaps)

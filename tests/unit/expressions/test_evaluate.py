@@ -12,7 +12,7 @@ from pipelines.expressions import evaluate as evaluate_module
 from pipelines.expressions.evaluate import Evaluated, evaluate
 from pipelines.expressions.expression import Expression, check
 from pipelines.types.duckdb import open_engine
-from pipelines.types.engine import Engine
+from pipelines.types.engine import Database, Engine
 from pipelines.types.fields import SOURCE_TYPES
 
 FIELDS = {"a": "string", "n": "int64", "f": "float64", "tags": "array", "raw": "bytes", "customer.city": "string", "ok": "bool"}
@@ -218,7 +218,7 @@ def test_no_memory_is_no_failure_of_rows() -> None:
             return super().select(sql, rows)
 
     with open_engine() as engine, pytest.raises(duckdb.OutOfMemoryException):
-        evaluate(Exhausted(engine.connection), table(), checked("n"))
+        evaluate(Exhausted(Database(engine.connection), lambda _: None), table(), checked("n"))
 
 
 def test_a_translated_expression_fails_where_expr_lang_does(engine: Engine) -> None:

@@ -25,7 +25,7 @@ class Engines:
         self.opened += 1
         return self
 
-    def close(self) -> None: ...
+    def discard(self) -> None: ...
 
 
 class Faulty:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines.types import engine as engine_module
 from pipelines.types.duckdb import open_engine, shared_connection
-from pipelines.types.engine import Engine
+from pipelines.types.engine import Database, Engine
 
 LENGTH = "SELECT v, octet_length(v::BLOB) FROM _tf_values"
 _ENGINE = open_engine()
@@ -37,10 +37,11 @@ def test_each_select_reads_all_columns_of_its_rows(engine: Engine) -> None:
 
 def test_a_select_is_prepared_once_per_schema(engine: Engine) -> None:
     prepared = "SELECT count(*) FROM duckdb_prepared_statements()"
+    ((before,),) = engine.connection.execute(prepared).fetchall()
     for rows in (1, 40, 40):
         engine.select("SELECT a + 1 FROM _tf_values", pa.table({"a": list(range(rows))}))
         engine.select("SELECT a + 1 FROM _tf_values", pa.table({"a": [0.5] * rows, "b": ["x"] * rows}))
-    assert engine.connection.execute(prepared).fetchall() == [(2,)]
+    assert engine.connection.execute(prepared).fetchall() == [(before + 2,)]
 
 
 def test_a_question_about_another_type_is_another_statement(engine: Engine) -> None:
@@ -54,6 +55,80 @@ def test_an_error_leaves_the_engine_as_it_was(engine: Engine) -> None:
     with pytest.raises(duckdb.ConversionException):
         engine.ask(sql, pa.array(["x"]))
     assert engine.ask(sql, pa.array(["2", "3"]))[0].to_pylist() == [2, 3]
+
+
+def database_of(engine: Engine) -> Database:
+    """Its database, without a claim to it, as `engine.connection` makes."""
+    return engine._opened
+
+
+def is_open(database: Database) -> bool:
+    try:
+        return bool(database.connection.execute("SELECT 1").fetchall())
+    except duckdb.ConnectionException:
+        return False
+
+
+def test_the_next_engine_has_what_a_closed_one_prepared(engine: Engine) -> None:
+    engine.ask(LENGTH, pa.array(["a"]))
+    database, prepared = database_of(engine), len(database_of(engine).statements)
+    engine.close()
+    with open_engine() as following:
+        assert database_of(following) is database
+        assert following.ask(LENGTH, pa.array(["bc", None]))[1].to_pylist() == [2, None]
+        assert len(database.statements) == prepared
+
+
+def test_two_open_engines_have_a_database_each(engine: Engine) -> None:
+    with open_engine() as other:
+        assert database_of(engine).connection is not database_of(other).connection
+
+
+def test_a_closed_engine_refuses_and_its_database_has_one_user(engine: Engine) -> None:
+    engine.close()
+    engine.close()
+    with pytest.raises(duckdb.ConnectionException, match="closed"):
+        engine.ask(LENGTH, pa.array(["a"]))
+    with open_engine() as one, open_engine() as other:
+        assert database_of(one) is not database_of(other)
+
+
+def test_what_somebody_may_have_left_behind_is_nobody_elses(engine: Engine) -> None:
+    database = database_of(engine)
+    engine.connection.execute("CREATE TABLE left_behind (n INTEGER)")
+    engine.close()
+    assert not is_open(database)
+
+
+def test_a_discarded_database_serves_nobody(engine: Engine) -> None:
+    database = database_of(engine)
+    engine.discard()
+    assert not is_open(database)
+    with open_engine() as following:
+        assert database_of(following) is not database
+
+
+def test_behind_an_error_a_database_is_discarded() -> None:
+    with pytest.raises(duckdb.ConversionException), open_engine() as failing:
+        database = database_of(failing)
+        failing.ask("SELECT v::INTEGER FROM _tf_values", pa.array(["x"]))
+    assert not is_open(database)
+
+
+def test_only_a_few_databases_are_kept() -> None:
+    engines = [open_engine() for _ in range(8)]
+    databases = [database_of(engine) for engine in engines]
+    for engine in engines:
+        engine.close()
+    assert sum(map(is_open, databases)) == 4
+
+
+def test_a_database_with_many_statements_is_not_kept(engine: Engine) -> None:
+    database = database_of(engine)
+    for number in range(500):
+        engine.ask(f"SELECT v + {number} FROM _tf_values", pa.array([1]))
+    engine.close()
+    assert not is_open(database)
 
 
 def test_a_shared_connection_is_as_one_of_an_engine(engine: Engine) -> None:
