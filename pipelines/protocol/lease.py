@@ -104,7 +104,9 @@ class Lease:
         """Take the lease and return the new epoch.
 
         The lease is taken at once if it is free, was released, or its holder ran on this state directory (we hold its file lock, so it is
-        dead). It is taken from another host only after it has not been renewed for the TTL. Raise FencedError if a live runner holds it.
+        dead). It is taken from another host only after it has not been renewed for the TTL. Raise FencedError if a live runner holds it,
+        RetryableError if NATS does not answer: nothing is held then, and what was stored without an answer is no obstacle to the next
+        start from here.
         """
         try:
             self._lock.acquire(timeout=0)
@@ -113,10 +115,20 @@ class Lease:
                 f"starting: a runner on this host already holds leg {self._leg} in {self._directory}; `tallyflow status` shows it, "
                 "`tallyflow stop` ends it"
             ) from error
+        try:
+            epoch = self._take()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread.start()
+        return epoch
+
+    def _take(self) -> int:
+        """Return the epoch with which the lease is ours now. Raise FencedError if a live runner holds it."""
         while True:
             newest = self._log.last(self._stream, self._subject)
             if newest is not None and not self._may_take(newest):
-                self._lock.release()
                 raise FencedError(
                     f"starting: runner {Holder.decode(newest).runner} on another host holds leg {self._leg}; stop it there, "
                     f"or wait {TTL_SECONDS:.0f} s after it died and start again"
@@ -124,13 +136,9 @@ class Lease:
             self._sequence = newest.sequence if newest else 0
             epoch = (Holder.decode(newest).epoch if newest else 0) + 1
             self.holder = Holder(epoch, self.holder.place, self.holder.runner)
-            try:
+            with suppress(ConflictError):
                 self._publish()
-            except ConflictError:
-                continue
-            self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-            self._thread.start()
-            return epoch
+                return epoch
 
     def _may_take(self, newest: Message) -> bool:
         holder = Holder.decode(newest)

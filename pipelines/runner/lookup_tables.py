@@ -94,7 +94,8 @@ class LookupTables(Rounds):
         for name, state in self.tables.items():
             state.begun = self._clock()
             if name in self._fetched:
-                self._offer(name, state, self._fetched.pop(name))
+                self._offer(name, state, self._fetched[name])
+                del self._fetched[name]
 
     def take_settings(self, config: PipelineConfig) -> None:
         """Fetch by other intervals and limits from the next look on. For any thread."""

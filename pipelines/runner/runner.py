@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
@@ -64,6 +65,7 @@ from pipelines.runner.summary import duration, summary
 from pipelines.runner.waits import system_of
 from pipelines.sink.ledger_copier import LedgerCopier
 
+Made = TypeVar("Made")
 JVM_END_SECONDS = 5.0
 ExpireDeadLetters = Callable[[PipelineConfig, Path, JetStream], None]
 """Discard the dead letters that are older than the file allows; called by the runner's retention (`reprocess.expire_letters`)."""
@@ -156,23 +158,23 @@ class Runner:
             with halts_noted(self):
                 # A dead holder's leases are waited for: Spark starts meanwhile.
                 with step(self.report, "taking the leases", f"leases taken: {', '.join(self.options.legs)}"):
-                    self.leases = acquire_all(self.log, self.names, self.directory, self.options.legs, self._open_session)
+                    self.leases = self._patiently(acquire_all, self.log, self.names, self.directory, self.options.legs, self._open_session)
                 forget_halts(self.directory, self.options.legs)
                 self._make_own_directory()
                 service = self.on_start(self) if self.on_start else None
                 if service:
                     service.start()
-                run = self._write_run(prepared)
+                run = self._patiently(self._write_run, prepared)
                 self.legs = {leg: LegView(leg, lease) for leg, lease in self.leases.items()}
                 self._copy_ledger(prepared)
                 if self.lookups is not None:
-                    self.lookups.offer_first(self.legs[self.topology.process])
+                    self._patiently(self.lookups.offer_first, self.legs[self.topology.process])
                 self._rollups = fills_of(self.config, prepared.stream_ids, self.leases)
                 session = self._open_session()
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self.announce)
                 self.stop_on_signals()
-                self._tally_before = tally(self.log, self.names, self.topology)
+                self._tally_before = self._patiently(tally, self.log, self.names, self.topology)
                 self._epochs = epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 with step(self.report, "starting the legs", "legs started"):
                     epochs.start()
@@ -194,16 +196,8 @@ class Runner:
     def _wait_for_systems(self) -> Prepared | None:
         """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
         sinks = {leg: open_sink(self.config.seen_from(leg)) for leg in self.topology.tables}
-        retrying = Retrying(
-            retry=retry_if_exception_type(RetryableError),
-            wait=wait_exponential_jitter(multiplier=0.5, max=5),
-            stop=stop_any(stop_after_delay(self.options.connect_seconds), stop_when_event_set(self.stop_requested)),
-            sleep=sleep_using_event(self.stop_requested),
-            before_sleep=lambda state: self._wait_for(state.outcome.exception() if state.outcome else None),
-            reraise=True,
-        )
         try:
-            prepared = retrying(self._prepare, sinks)
+            prepared = self._patiently(self._prepare, sinks, on_wait=self._serve_wait)
         except RetryableError:
             if not self.stop_requested.is_set():
                 raise
@@ -236,7 +230,27 @@ class Runner:
             self.lookups = LookupTables(self.config, self.log, state_storage, self.announce)
         self.lookups.fetch_first(compile_program(self.config, [*prepared.tables.values()]).lookups)
 
-    def _wait_for(self, error: BaseException | None) -> None:
+    def _patiently(self, work: Callable[..., Made], *arguments: Any, on_wait: Callable[[], None] = lambda: None) -> Made:
+        """Return what `work` returns; while a system is away, call it again, for `connect_seconds`, unless the run is stopped."""
+
+        def tell(state: RetryCallState) -> None:
+            self._tell_wait(state.outcome.exception() if state.outcome else None)
+            on_wait()
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(RetryableError),
+            wait=wait_exponential_jitter(multiplier=0.5, max=5),
+            stop=stop_any(stop_after_delay(self.options.connect_seconds), stop_when_event_set(self.stop_requested)),
+            sleep=sleep_using_event(self.stop_requested),
+            before_sleep=tell,
+            reraise=True,
+        )
+        try:
+            return retrying(work, *arguments)
+        finally:
+            self.waits_for = ""
+
+    def _tell_wait(self, error: BaseException | None) -> None:
         """Report what the start waits for: a message for each system, and from the first time on at `/status`."""
         if not self.waits_for or system_of(str(error)) != system_of(self.waits_for):
             self.report(Event("waiting", f"waiting: {error}", {"for": system_of(str(error))}))
@@ -244,6 +258,9 @@ class Runner:
             f"{error}; the start waits at most {self.options.connect_seconds:.0f} s: start the server, or correct its address in "
             "the pipeline file"
         )
+
+    def _serve_wait(self) -> None:
+        """Serve `/status` before this start has a directory."""
         if self._waiting_service is None and self.on_start is not None:
             # No lease is held yet: another start may be waiting too.
             self.own_directory = self.directory / f"{self._tokens()}-waiting-{os.getpid()}"
@@ -253,7 +270,6 @@ class Runner:
 
     def _end_waiting(self) -> None:
         """Remove all traces of the wait: a start that fails leaves nothing."""
-        self.waits_for = ""
         if self._waiting_service is not None:
             self._waiting_service.close()
             shutil.rmtree(self.own_directory, ignore_errors=True)

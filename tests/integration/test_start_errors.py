@@ -1,5 +1,7 @@
 """What stops a start: one clear message, nothing begun. And what looks wrong but is fine."""
 
+import os
+import signal
 import socket
 import subprocess
 import threading
@@ -14,8 +16,10 @@ from confluent_kafka.admin import NewTopic
 from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
 
 from pipelines.connectors.kafka.client import KafkaTopic
+from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS
 from pipelines.errors import ConfigurationError, DataLossError, HaltError, NotSupportedError, RetryableError, TallyflowError
 from pipelines.protocol.naming import ROLES
+from pipelines.runner.events import Event
 from resources.local.nats import find_nats_server
 from resources.local.ports import choose_port
 
@@ -213,6 +217,33 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
     assert not thread.is_alive()
     assert all(line.startswith("waiting: ") for line in reported[:seen])
     assert case.count() == 300
+    case.check()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("moment", ["taking the leases", "leases taken"])
+def test_a_start_goes_on_when_nats_pauses_within_it(case: PipelineCase, moment: str) -> None:
+    case.create_topic()
+    case.send_events(30)
+    runner, told = case.warm_runner(), list[str]()
+    nats = case.stack.server("nats").pid
+    assert nats is not None
+
+    def report(event: Event) -> None:
+        if event.message.startswith(moment):
+            os.kill(nats, signal.SIGSTOP)
+            threading.Timer(REQUEST_TIMEOUT_SECONDS + 2, os.kill, (nats, signal.SIGCONT)).start()
+        if event.kind == "waiting":
+            told.append(event.message)
+
+    runner.report = report
+    try:
+        runner.run()
+    finally:
+        os.kill(nats, signal.SIGCONT)
+    assert [one.startswith("waiting: ") and "NATS did not answer" in one for one in told] == [True]
+    assert runner.waits_for == ""
+    assert case.count() == 30
     case.check()
 
 

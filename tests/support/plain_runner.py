@@ -42,10 +42,12 @@ class PlainEpochs:
     def __init__(self, run: RunSpec, coordinator: Coordinator, log: JetStream, leg_classes: LegClasses) -> None:
         self._coordinator = coordinator
         self._shares = [Share(run, number, log, coordinator, leg_classes) for number in range(len(coordinator.shares))]
+        self._started: list[Share] = []
 
     def start(self) -> None:
         for share in self._shares:
             share.start(1, "7")
+            self._started.append(share)
         while not self._coordinator.has_begun and not self._coordinator.is_stopping:
             self._coordinator.changed.wait(0.1)
             self._coordinator.changed.clear()
@@ -55,7 +57,7 @@ class PlainEpochs:
 
     def stop(self) -> None:
         self._coordinator.stop()
-        for share in self._shares:
+        for share in self._started:
             share.ended.wait()
 
 

@@ -247,10 +247,24 @@ def test_a_release_that_nobody_hears_is_left_to_the_ttl(lease: Make, log: Memory
     assert clock.seconds() == TTL_SECONDS
 
 
-def test_a_start_without_an_answer_from_the_server_is_retryable(lease: Make, log: MemoryLog) -> None:
+def test_a_start_without_an_answer_can_be_retried(lease: Make, log: MemoryLog) -> None:
     log.go_away()
     with pytest.raises(RetryableError):
         lease("a").acquire()
+    log.come_back()
+    assert lease("a").acquire() == 1
+
+
+@pytest.mark.parametrize(("fault", "epoch"), [(Fault.DROPPED, 1), (Fault.LOST_ACKNOWLEDGEMENT, 2), (Fault.DELAYED, 1)])
+def test_a_lease_that_may_be_taken_is_taken_again(lease: Make, log: MemoryLog, clock: ManualClock, fault: Fault, epoch: int) -> None:
+    log.fail_publish(fault)
+    with pytest.raises(RetryableError):
+        lease("a").acquire()
+    own = lease("a")
+    assert own.acquire() == epoch
+    log.deliver()
+    assert own.renew()
+    assert (holder(log).epoch, clock.seconds()) == (epoch, 0)
 
 
 def test_the_legs_of_a_pipeline_may_have_different_holders(log: MemoryLog, tmp_path: Path) -> None:
