@@ -1,4 +1,4 @@
-"""Engines of DuckDB that are opened once per process: to open one takes 40 ms of CPU, and a test may ask hundreds of times."""
+"""Engines of DuckDB that are opened once per process: to open one takes 15 ms of CPU, and a test may ask hundreds of times."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

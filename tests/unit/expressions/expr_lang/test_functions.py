@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import stage_engine
 from support.expr_case import evaluated
 
 from pipelines.expressions.expr_lang.docs import TARGET, render
@@ -121,8 +122,7 @@ def test_each_function_has_an_example() -> None:
 
 @pytest.mark.parametrize(("expression", "expected"), [example for examples in EXAMPLES.values() for example in examples])
 def test_a_function_gives_the_value_of_its_example(expression: str, expected: Any) -> None:
-    with open_engine() as engine:
-        assert evaluated(engine.connection, expression, FIELDS, [RECORD]) == [expected]
+    assert evaluated(stage_engine().connection, expression, FIELDS, [RECORD]) == [expected]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -6,9 +6,8 @@ Left out are those that are no matter of an expression: a record that is no JSON
 from typing import Any
 
 import pytest
+from support.engines import stage_engine
 from support.expr_case import FAILED, evaluated
-
-from pipelines.types.duckdb import open_engine
 
 FIELDS = {
     **dict.fromkeys(("name", "status", "email", "text", "ts", "ua", "query", "filename", "request_query", "_x40timestamp"), "string"),
@@ -158,14 +157,12 @@ MAPPING = {
 
 @pytest.mark.parametrize(("expression", "record", "expected"), [*FILTERS, *TRANSFORMS])
 def test_a_case_of_glassflow_gives_its_answer(expression: str, record: dict[str, Any], expected: Any) -> None:
-    with open_engine() as engine:
-        (value,) = evaluated(engine.connection, expression, FIELDS, [record])
+    (value,) = evaluated(stage_engine().connection, expression, FIELDS, [record])
     assert value == expected
 
 
 @pytest.mark.parametrize("column", MAPPING)
 def test_a_mapping_of_glassflow_gives_its_columns(column: str) -> None:
     expression, expected = MAPPING[column]
-    with open_engine() as engine:
-        (value,) = evaluated(engine.connection, expression, FIELDS, [RECORD])
+    (value,) = evaluated(stage_engine().connection, expression, FIELDS, [RECORD])
     assert value == expected

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 from support.expr_case import FAILED, evaluated
 
 from pipelines.expressions.expr_lang.functions import FUNCTIONS
 from pipelines.expressions.expr_lang.translate import translate
-from pipelines.types.duckdb import open_engine
 
 FIELDS = {
     "s": "string",
@@ -33,8 +33,7 @@ FAILS = (FAILED,)
 
 
 def value_of(expression: str, record: dict[str, Any]) -> Any:
-    with open_engine() as engine:
-        return evaluated(engine.connection, expression, FIELDS, [record])[0]
+    return evaluated(stage_engine().connection, expression, FIELDS, [record])[0]
 
 
 @pytest.mark.parametrize(
