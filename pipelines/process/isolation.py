@@ -20,7 +20,7 @@ from pipelines.host import is_of_host
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import REJECTED_SCHEMA, StageOutput, empty_rejected, joined
 from pipelines.types.duckdb import MEMORY_LIMIT, is_over_limit
-from pipelines.types.engine import Engine
+from pipelines.types.engine import ENDS_THE_ENGINE, Engine
 
 INTERNAL_ERROR = "internal_error"
 ATTEMPTS = 3
@@ -33,7 +33,6 @@ Decided = Sequence[Sequence[int | str]]
 
 A number behind the code counts the records of the frame from this one on for which it holds."""
 Stage = Callable[[Engine, pa.Table], StageOutput]
-_ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
 
 
 def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Callable[[], Engine]) -> StageOutput:
@@ -101,7 +100,7 @@ class _Search:
     def _attempt(self, part: pa.Table) -> StageOutput:
         try:
             return self._stage(self._engine, part)
-        except _ENDS_THE_ENGINE:
+        except ENDS_THE_ENGINE:
             self._engine.discard()
             self._engine = self._renew()
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from pipelines.types.engine import Database, Engine
+from pipelines.types.engine import ENDS_THE_ENGINE, Database, Engine
 
 _MOST_IDLE = 4
 _MOST_PREPARED = 500
@@ -27,8 +27,11 @@ def open_engine() -> Engine:
     again, with what is prepared in them.
     """
     process = os.getpid()
-    idle = _idle(process)
-    return Engine(idle.pop() if idle else Database(_opened()), partial(_keep, process))
+    try:
+        database = _idle(process).pop()
+    except IndexError:
+        database = Database(_opened())
+    return Engine(database, partial(_keep, process))
 
 
 @cache
@@ -54,7 +57,7 @@ def shared_connection() -> Iterator[duckdb.DuckDBPyConnection]:
     with _usable() as connection:
         try:
             yield connection
-        except (duckdb.InternalError, duckdb.FatalException):
+        except ENDS_THE_ENGINE:
             _kept.cache_clear()
             raise
 

@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from pipelines.types.vectors import one_chunk
 
+ENDS_THE_ENGINE = (duckdb.FatalException, duckdb.InternalException)
+"""A fault of DuckDB's own: behind it a database answers nothing more."""
 _PREPARED_BYTES = 4 * 1024 * 1024
 """Larger columns are asked without a prepared statement: its answer is held twice for a moment, and its plan costs next to nothing."""
 # DuckDB 2.0 has no other public way from a prepared statement to Arrow.
@@ -45,8 +47,8 @@ class Database:
 class Engine:
     """Answers questions about columns; serves one thread at a time. The caller closes it.
 
-    Closed, it gives its database back to whoever opened it; behind an error of DuckDB the caller discards both. A closed one raises
-    duckdb.ConnectionException when it is asked.
+    Closed, it gives its database back to whoever opened it; behind an error that may have damaged it the caller discards both. A closed one
+    raises duckdb.ConnectionException when it is asked.
     """
 
     def __init__(self, database: Database, give_back: Callable[[Database], None]) -> None:
@@ -78,6 +80,9 @@ class Engine:
                 answer = self._opened.connection.sql(_over(name, sql)).to_arrow_table()
             else:
                 answer = self._opened.connection.execute(f"EXECUTE {self._statement(name, sql)}").to_arrow_table()
+        except ENDS_THE_ENGINE:
+            self._give_back = _end
+            raise
         finally:
             source.table = source.empty
         return [one_chunk(column) for column in answer.columns]

@@ -115,6 +115,28 @@ def test_behind_an_error_a_database_is_discarded() -> None:
     assert not is_open(database)
 
 
+class Ended:
+    """A connection that knows its statements and meets a fault of DuckDB's own in each."""
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: self
+
+    def to_arrow_table(self) -> pa.Table:
+        raise duckdb.InternalException("INTERNAL Error: a fault")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_behind_a_fault_of_duckdbs_own_nothing_is_given_back() -> None:
+    connection, given = Ended(), list[Database]()
+    engine = Engine(Database(connection), given.append)  # type: ignore[arg-type]
+    with pytest.raises(duckdb.InternalException):
+        engine.ask(LENGTH, pa.array(["a"]))
+    engine.close()
+    assert (connection.is_closed, given) == (True, [])
+
+
 def test_only_a_few_databases_are_kept() -> None:
     engines = [open_engine() for _ in range(8)]
     databases = [database_of(engine) for engine in engines]
