@@ -3,10 +3,7 @@ SELECT CASE WHEN dead_letters.position IS NULL THEN 'missing' WHEN wanted IS NUL
        coalesce(dead_letters.position, rejected.position) AS position, wanted, dead_letters.stage AS found
 FROM (SELECT position, stage AS wanted FROM parsed WHERE position BETWEEN $first AND $last AND is_first AND NOT starts_with(stage, 'dropped.')) AS rejected
 FULL JOIN (
-    SELECT position, dead_letters.stage, code
-    FROM dead_letters LEFT JOIN (FROM parsed WHERE is_first) AS parsed USING (position)
-    WHERE position BETWEEN $first AND $last AND NOT starts_with(dead_letters.stage, 'sink')
-      AND NOT (code = 'row_too_large' AND coalesce(is_wide, false) AND parsed.stage IS NULL)
+    SELECT position, stage FROM dead_letters WHERE position BETWEEN $first AND $last AND NOT starts_with(stage, 'sink')
 ) AS dead_letters USING (position)
 WHERE wanted IS DISTINCT FROM dead_letters.stage
   AND coalesce(dead_letters.position, rejected.position) NOT IN (SELECT position FROM open_lefts WHERE why <> 'pending')

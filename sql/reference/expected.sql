@@ -1,5 +1,4 @@
 -- The rows that the table must have: records of the range that no stage rejects or drops, that are no copies, that the sink takes, and that ClickHouse has not refused.
--- How large a row may be in a frame is not computed here: of records large enough for that, the dead letter is believed.
 CREATE VIEW expected AS
 SELECT position, emit, position >> $bucket_bits AS bucket$columns
 FROM parsed
@@ -7,4 +6,3 @@ FROM parsed
     $closed
     ANTI JOIN (FROM dead_letters WHERE stage = 'sink') USING (position, emit)
 WHERE position BETWEEN $first AND $last AND stage IS NULL AND then_dropped IS NULL AND is_here
-  AND NOT (is_wide AND position IN (SELECT position FROM dead_letters WHERE code = 'row_too_large'))

@@ -71,6 +71,17 @@ def test_a_value_that_fits_no_frame_is_a_dead_letter_and_proven(case: PipelineCa
     assert_proven(case, rows=2)
 
 
+def test_a_record_that_fits_no_frame_leaves_its_key_to_the_next(case: PipelineCase) -> None:
+    compute = {"type": "compute", "config": {"fields": [{"name": "name", "expression": "repeat(name, 10000)"}]}}
+    case.write_file(with_transforms(compute, DEDUP))
+    case.create_topic(1)
+    case.send([event(1, "a" * 110, 1.0), event(1, "b", 2.0), event(1, "c", 3.0)], partitions=1)
+    case.warm_run(accept=True)
+    assert [letter["code"] for letter in case.dead_letters()] == ["row_too_large"]
+    assert [name[:1] for _, _, name, _ in case.rows()] == ["b"]
+    assert_proven(case, rows=1)
+
+
 def correct(case: PipelineCase, *more: dict[str, Any]) -> None:
     """Replaces the expression by one that takes names that are no number."""
     code = {"name": "code", "expression": "length(name)"}

@@ -1,6 +1,7 @@
 """Programs of the verification's unit tests: without dedup, by arrival, by the time of the event."""
 
 from pipelines.process.program import Program
+from pipelines.process.steps import Step
 from pipelines.process.steps.dedup import Dedup
 from support.programs import program
 
@@ -9,7 +10,7 @@ FIELDS = (("id", "int"), ("a.b", "string"), ("at", "int"))
 COLUMNS = (("id", "id", "Nullable(Int64)", False), ("a.b", "name", "String", False))
 
 
-def of(*between: Dedup, fields: tuple[tuple[str, str], ...] = FIELDS, columns: tuple[tuple[str, str, str, bool], ...] = COLUMNS) -> Program:
+def of(*between: Step, fields: tuple[tuple[str, str], ...] = FIELDS, columns: tuple[tuple[str, str, str, bool], ...] = COLUMNS) -> Program:
     return program(fields, columns, *between, source="events", position_columns=("_tf_sequence", "_tf_ordinal"))
 
 

@@ -150,7 +150,8 @@ class Reference:
         distinct_shapes = self._known_shapes(first, config)
         reader = pa.RecordBatchReader.from_batches(FRAME_SCHEMA, chain([first], batches))
         statement_for = statement_of if config.join is None else sides_statement
-        rows = statement_for(config, Wanted(self._columns, distinct_shapes, self._with_bytes))
+        wanted = Wanted(self._columns, distinct_shapes, self._with_bytes, self._ended(config))
+        rows = statement_for(config, wanted)
         with snapshots_in(self._engine, config):
             if len(config.lanes) == 1:
                 run_over(self._engine, "frames", reader, rows)
@@ -177,6 +178,12 @@ class Reference:
         self._engine.execute(f"UPDATE as_processed SET {values} FROM parsed WHERE parsed.position = as_processed.position")  # noqa: S608
         self._engine.execute("DROP TABLE parsed")
         self._engine.execute("ALTER TABLE as_processed RENAME TO parsed")
+
+    def _ended(self, config: Program) -> str:
+        """Return SQL of whether a stage has ended on a record: with a join, one before it."""
+        before = "" if config.join is None else " AND past_dedup IS NOT true"
+        letters = f"SELECT position FROM dead_letters WHERE code IN ({trusted_codes()}){before}"  # noqa: S608
+        return f"position IN ({letters})" if self._engine.execute(f"{letters} LIMIT 1").fetchall() else "false"
 
     def _known_shapes(self, records: pa.RecordBatch, config: Program) -> Shapes:
         """Return the hashes of lists of keys without a key twice, from a sample: a list costs 1 us to inspect, and a stream has few."""
@@ -229,7 +236,7 @@ class Reference:
         assert join is not None
         if join.is_timed:
             # What was rejected behind the join has moved the watermark; what was before it has not.
-            self._trust_internal_errors("sides", " AND NOT dead_letters.past_dedup")
+            self._trust_dead_letters("sides", " AND NOT dead_letters.past_dedup")
             self._note_before(bounds.before)
             of_source = {"partitions_of_a_source": PARTITIONS_OF_A_SOURCE, "lateness_us": join.lateness_us}
             self._engine.execute(filled("reference/join_watermarks", before_us=_or_null(bounds.before.combined_us), **of_source))
@@ -238,7 +245,7 @@ class Reference:
         if join.is_timed:
             self._engine.execute(filled("reference/mark_late_for_join", before_us=_or_null(bounds.before.combined_us)))
             self._engine.execute(filled("reference/open_late", **within))
-        self._trust_internal_errors("sides")
+        self._trust_dead_letters("sides")
         for name in ("lefts", "rights"):
             self._engine.execute(filled(f"reference/{name}", **within))
         windows = {"left_window_us": join.windows.left_us, "right_window_us": join.windows.right_us}
@@ -271,7 +278,7 @@ class Reference:
 
         No other source shows on which record one of our stages ends: such a dead letter is trusted.
         """
-        self._trust_internal_errors("parsed")
+        self._trust_dead_letters("parsed")
         # The statements of a step about records beside others, once all are read.
         if config.dedup.time_field:
             self._mark_late(config.dedup, bounds.before)
@@ -309,7 +316,7 @@ class Reference:
         """Give the copies on each side of a join a stage of their own. What was rejected behind the join, dedup has accepted."""
         if not dedups:
             return
-        self._trust_internal_errors("sides", " AND NOT dead_letters.past_dedup")
+        self._trust_dead_letters("sides", " AND NOT dead_letters.past_dedup")
         for is_right, step in dedups.items():
             if arrivals.purged_us is not None:
                 numbers: dict[str, str | int] = {"window_us": step.window_us, "purged_us": arrivals.purged_us}
@@ -318,8 +325,8 @@ class Reference:
             self._find_copies(step, bounds, side_records(is_right))
         self._engine.execute(f"UPDATE sides SET stage = '{COPY_STAGE}' FROM dropped WHERE dropped.position = sides.position")  # noqa: S608
 
-    def _trust_internal_errors(self, table: str, only: str = "") -> None:
-        self._engine.execute(filled("reference/trust_internal_errors", table=table, codes=trusted_codes(), only=only))
+    def _trust_dead_letters(self, table: str, only: str = "") -> None:
+        self._engine.execute(filled("reference/trust_dead_letters", table=table, codes=trusted_codes(), only=only))
 
     def _find_copies(self, dedup: Dedup, bounds: Bounds, records: str = "parsed") -> None:
         numbers: dict[str, str | int] = {"first": bounds.first, "first_replayed": bounds.first_replayed}

@@ -77,13 +77,15 @@ Stated = tuple[str, dict[str, Field]]
 class Wanted:
     """The contents of a computation beside positions: `columns`, and, `with_bytes`, a hash of each record.
 
-    `known`: shapes of sound objects. `leg`: the sink leg whose rows are wanted. `source` and `topic`: of the records.
+    `known`: shapes of sound objects. `ended`: SQL of whether a stage has ended on a record, by its `position`. `leg`: the sink leg whose
+    rows are wanted. `source` and `topic`: of the records.
     `makes_several`: as of the program. `wide_bytes`: the size of a record from which on its row may be too large for a frame.
     """
 
     columns: Sequence[Column]
     known: Shapes
     with_bytes: bool = False
+    ended: str = "false"
     leg: str = SINK
     source: str = ""
     topic: str = ""
@@ -198,6 +200,7 @@ def _parse(step: Any, fields: Mapping[str, Field], wanted: Wanted) -> dict[str, 
     paths = [path for field in fields.values() for path in field.paths]
     distinct = [_keys_are_distinct(parent, wanted.known.get(parent, [])) for parent in parents(fields.values())]
     return {
+        "is_ended": wanted.ended,
         "is_lost": "false" if wanted.makes_several else "refused_row > 0",
         "source": literal(wanted.source),
         "topic": literal(wanted.topic),

@@ -1,6 +1,7 @@
 """Which records must have a row, by the statements of sql/reference: literal records, and a dictionary as the oracle of dedup."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -10,17 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import fresh_database
-from support.verification_case import CONFIG, KEYED, SECOND, TIMED, of
+from support.verification_case import COLUMNS, CONFIG, KEYED, SECOND, TIMED, of
 from support.watermark_oracle import marks
 
 from pipelines.process import watermarks
+from pipelines.process.computed import stored
 from pipelines.process.program import Program
+from pipelines.process.steps.compute import Compute, Output
 from pipelines.process.steps.dedup import Dedup
 from pipelines.proof.verification import reference as verification_reference
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.protocol.bodies import Watermarks
+from pipelines.types.duckdb import open_spilling_engine
 
 ALL = Bounds(0, 2**63)
+MANY = (*COLUMNS, ("many", "many", "String", False))
 
 
 @pytest.fixture
@@ -132,6 +137,40 @@ def test_a_poison_record_is_expected_as_a_letter_of_its_stage(engine: duckdb.Duc
     reference.evaluate(CONFIG, ALL)
     assert stages(engine) == [None, "transform", None]
     assert rows(engine) == [at(1, 0), at(1, 2)]
+
+
+WIDENED = Compute((Output("many", stored('repeat("a.b", 10000)', {"a.b": "string"}, "sql", None)),), True)
+WIDE = b'{"id": 2, "a.b": "%s", "at": 1}' % (b"x" * 15_000)
+
+
+def test_a_record_of_too_much_memory_is_not_computed_again(tmp_path: Path) -> None:
+    program = of(WIDENED, Dedup(("id",), 10 * SECOND), columns=MANY)
+    with open_spilling_engine(tmp_path, "100MiB") as engine:
+        reference = Reference(engine, compared_columns(program))
+        reference.add_dead_letters(
+            pa.table({"position": pa.array([at(1, 1)], pa.uint64()), "stage": ["compute"], "code": ["internal_error"]})
+        )
+        reference.load(iter([frame(1, good(), WIDE, good(2), b"{")]), program)
+        reference.evaluate(program, ALL)
+        assert stages(engine) == [None, "compute", None, "parse"]
+        assert rows(engine) == [at(1, 0), at(1, 2)]
+        assert engine.execute("SELECT octet_length(v2) FROM expected").fetchall() == [(10_000,)] * 2
+
+
+def test_without_its_letter_such_a_record_fails_all(tmp_path: Path) -> None:
+    program = of(WIDENED, columns=MANY)
+    with open_spilling_engine(tmp_path, "100MiB") as engine, pytest.raises(duckdb.OutOfMemoryException):
+        Reference(engine, compared_columns(program)).load(iter([frame(1, WIDE)]), program)
+
+
+def test_a_record_that_fitted_no_frame_is_not_first_of_its_key(engine: duckdb.DuckDBPyConnection) -> None:
+    reference = Reference(engine, compared_columns(KEYED))
+    letter = {"position": pa.array([at(1)], pa.uint64()), "stage": ["transform"], "code": ["row_too_large"]}
+    reference.add_dead_letters(pa.table(letter))
+    large = b'{"id": 1, "a.b": "%s", "at": 1}' % (b"x" * 900_000)
+    reference.load(iter([frame(1, large, good(1), good(1))]), KEYED)
+    reference.evaluate(KEYED, ALL)
+    assert rows(engine) == [at(1, 1)]
 
 
 def test_a_key_twice_is_seen_behind_any_number_of_sound_records(engine: duckdb.DuckDBPyConnection) -> None:
