@@ -213,6 +213,14 @@ def test_a_bucket_that_a_leg_replaces_is_begun_again(case: PipelineCase, disturb
         send()
         return segment not in run_files(case)
 
+    def in_use() -> str | None:
+        """A segment that was listed before the leg's last plan, which has opened it, and is listed still."""
+        listed = listed_files(case)
+        send()
+        with closing(case.log()) as log:
+            wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "a leg that has nothing to do")
+        return min(listed & listed_files(case), default=None)
+
     def share(work: Any, items: Any) -> Any:
         nonlocal attempts
         attempts += 1
@@ -229,12 +237,7 @@ def test_a_bucket_that_a_leg_replaces_is_begun_again(case: PipelineCase, disturb
     (report,) = compact(state, adoption_seconds=0, share=share)
     assert attempts == begun
     assert report.outcome in outcomes
-    with closing(case.log()) as log:
-        # In one plan the leg lists what was offered, in the next one it opens it.
-        for _ in range(2):
-            send()
-            wait_until(lambda: has_done(tally(log, case.names, SINGLE), sent), "a leg that has nothing to do")
-    segment = min(listed_files(case))
+    segment = wait_until(in_use, "a segment that the leg has open")
     state.close()
     next(store_directory(case).rglob(segment)).unlink()
     # A process that has it open reads it still.
