@@ -276,7 +276,7 @@ class Reference:
 
         `with_open`: rows of left records in `open_lefts` are among them.
 
-        No other source shows on which record one of our stages ends: such a dead letter is trusted.
+        No other source shows on which record one of our stages ends, or whether a large row fits a frame: such a dead letter is trusted.
         """
         self._trust_dead_letters("parsed")
         # The statements of a step about records beside others, once all are read.

@@ -11,7 +11,7 @@ FROM (
         FROM (
             SELECT *, CASE WHEN json_valid(text) THEN text::JSON END AS document
             FROM (
-                SELECT *, $size > $wide_bytes AS is_wide,  $bytes AS bytes, CASE WHEN NOT is_oversize THEN try(decode(value)) END AS text
+                SELECT *, $size > $wide_bytes AS is_wide, $bytes AS bytes, CASE WHEN NOT is_oversize THEN try(decode(value)) END AS text
                 FROM ($rows)
             )
         )
