@@ -58,16 +58,25 @@ def same(ours: Any, theirs: Any) -> bool:
     return type(ours) is type(theirs) and bool(ours == theirs)
 
 
+_TAKEN_FOR_INT = "interface conversion: interface {} is float64, not int"
+"""How expr-lang 1.17.7 fails in a choice between an integer and a float, whose kind it takes for the integer's (docs/expr-lang.md)."""
+
+
 def difference(
     connection: duckdb.DuckDBPyConnection, expression: str, drawn: list[dict[str, Any]], theirs: list[dict[str, Any]]
 ) -> str | None:
-    """Name the first record for which the two differ. What is refused at load, or at the planning, must fail for every record there."""
+    """Name the first record for which the two differ, but for that fault of expr-lang.
+
+    What is refused at load, or at the planning, must fail for every record there.
+    """
     try:
         ours = evaluated(connection, expression, FIELDS, drawn)
     except (ValueError, duckdb.Error) as error:
         values = [given["value"] for given in theirs if "error" not in given]
         return f"refused ({error}), but there it gives {values}" if values else None
     for record, mine, given in zip(drawn, ours, theirs, strict=True):
+        if _TAKEN_FOR_INT in given.get("error", ""):
+            continue
         failed = mine == (FAILED,)
         if failed != ("error" in given) or not (failed or same(mine, given["value"])):
             return f"{mine!r} here, {given} there, for {record}"

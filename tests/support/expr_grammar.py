@@ -284,7 +284,7 @@ class Grammar:
         if kind == "literal":
             return self._literal()
         if kind == "index":
-            return "#index" if self._elements else "3"
+            return "#index" if self._elements else "3"  # both sides refuse it in a predicate other than of map
         if role == "#":
             return "#" if self._elements and self._elements[-1] == kind else self._of(kind, depth)
         if role is None:

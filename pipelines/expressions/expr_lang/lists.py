@@ -1,6 +1,6 @@
 """Arrays of expr-lang as lists of SQL: membership, index, slice, and the functions that take a predicate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pipelines.expressions.expr_lang.nodes import fault
@@ -22,8 +22,8 @@ from pipelines.expressions.expr_lang.values import (
     truth,
 )
 
-Predicate = Callable[[Value, Value], Value]
-"""Makes a value of an element and its index."""
+Predicate = Callable[[Mapping[str, Value]], Value]
+"""Makes a value of what `#` names: the element as "", in map also its "index"."""
 
 
 def array(items: Sequence[Value], at: int) -> Value:
@@ -185,27 +185,23 @@ def _end(end: Value, size: str) -> str:
     return f"greatest(CASE WHEN {whole} < 0 THEN {size} + {whole} ELSE {whole} END, 0)"
 
 
-def _lambda(names: Names, array: Value, predicate: Predicate) -> tuple[str, str, Value]:
-    item, index = names.new(), names.new()
-    return item, index, predicate(element(array, item), integer(f"({index} - 1)"))
-
-
 def tested(names: Names, name: str, array: Value, predicate: Predicate, at: int) -> Value:
     """Translate the functions that ask a predicate: all, any, none, one, count, filter, find, findIndex and the last ones."""
-    item, index, test = _lambda(names, array, predicate)
+    item = names.new()
+    test = predicate({"": element(array, item)})
     if test.kind not in ("bool", "json"):
         raise fault(f"the predicate of {name} must be a boolean, not {test.name}", at)
     test = read_as(names, test, "bool", name, lambda one: one)
     if test.fails and name in _STOPS:
         return _stopping(names, name, array, predicate)
-    indexed = f"{item}, {index}" if index in test.sql else item
-    kept = f"list_filter({array.sql}, lambda {indexed}: {test.sql})"
+    kept = f"list_filter({array.sql}, lambda {item}: {test.sql})"
     fails = array.fails or test.fails
     if name == "filter":
         return Value(kept, "list", fails=fails, item=array.item)
     if name in ("find", "findLast"):
         return replace(element(array, f"list_extract({kept}, {1 if name == 'find' else -1})"), nullable=True, fails=fails)
     if name in ("findIndex", "findLastIndex"):
+        index = names.new()
         places = f"list_transform({array.sql}, lambda {item}, {index}: CASE WHEN {test.sql} THEN {index} - 1 END)"
         found = f"list_filter({places}, lambda _tf_e: _tf_e IS NOT NULL)"
         return integer(f"list_extract({found}, {1 if name == 'findIndex' else -1})", nullable=True, fails=fails)
@@ -221,7 +217,7 @@ _STOPS = ("any", "all", "none", "find", "findIndex", "findLast", "findLastIndex"
 def _stopping(names: Names, name: str, array: Value, predicate: Predicate) -> Value:
     """Ask a predicate that may fail about one element after the other, up to the one that decides."""
     state, step = names.new(), names.new()
-    test = read_as(names, predicate(element(array, f"{step}.v"), integer(f"{step}.i")), "bool", name, lambda one: one)
+    test = read_as(names, predicate({"": element(array, f"{step}.v")}), "bool", name, lambda one: one)
     stop = f"NOT {test.sql}" if name == "all" else test.sql
     last = name.startswith("findLast")
     item, index = names.new(), names.new()
@@ -241,7 +237,8 @@ def _stopping(names: Names, name: str, array: Value, predicate: Predicate) -> Va
 
 def mapped(names: Names, array: Value, predicate: Predicate, at: int) -> Value:
     """Translate `map(array, predicate)`."""
-    item, index, made = _lambda(names, array, predicate)
+    item, index = names.new(), names.new()
+    made = predicate({"": element(array, item), "index": integer(f"({index} - 1)")})
     if made.kind in ("list", "object", "query", "nil"):
         raise fault(f"an array of {made.name.split()[-1]}s is not supported" if made.kind != "nil" else "map must not give nil", at)
     indexed = f"{item}, {index}" if index in made.sql else item

@@ -59,9 +59,9 @@ class Name(Node):
 
 @dataclass(frozen=True)
 class Pointer(Node):
-    """`#` in a predicate: the element, or `#index` or `#acc`."""
+    """`#` in a predicate: the element, or what is named behind it: `#index` in map, `#acc` in reduce."""
 
-    name: Literal["", "index", "acc"]
+    name: str
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _number_equality(names: Names, left: Value, right: Value) -> Value:
 
         def finite(one: Value) -> Value:
             same = _number_equality(names, replace(one, infinite=False), right)
-            return truth(f"({same.sql} AND NOT isnan({one.sql}))", left, right)
+            return truth(f"({same.sql} AND isnan({one.sql}) IS NOT TRUE)", left, right)
 
         return bound(names, left, finite)
     if right.infinite:

@@ -41,6 +41,8 @@ _SPELLINGS = {"&&": "and", "||": "or", "^": "**", "!": "not"}
 _TAKE_PREDICATE = ("all", "none", "any", "one", "filter", "map", "count", "sum", "find", "findIndex", "findLast", "findLastIndex")
 PREDICATE_FUNCTIONS = frozenset({*_TAKE_PREDICATE, "groupBy", "sortBy", "reduce"})
 """The functions whose second argument is evaluated for each element."""
+_POINTERS = {"map": ("index",), "reduce": ("index", "acc")}
+"""What `#` may name beside the element, by the function whose predicate it stands in (checker.go of expr 1.17.7)."""
 
 
 def parse(text: str) -> Node:
@@ -57,7 +59,7 @@ class _Parser:
         self._tokens = found
         self._next = 0
         self._nesting = 0
-        self._predicates = 0
+        self._predicates: list[str] = []
 
     @property
     def current(self) -> Token:
@@ -202,11 +204,10 @@ class _Parser:
     def _pointer(self) -> Node:
         at = self.current.at
         if self._take("#") and self.current.kind == "name" and self.current.at == at + 1:
-            match self._advance().text:
-                case "index" | "acc" as name:
-                    return Pointer(at, name)
-                case name:
-                    raise fault(f"`#{name}` is unknown; there are `#`, `#index` and `#acc`", at)
+            name, function = self._advance().text, self._predicates[-1]
+            if name in _POINTERS.get(function, ()):
+                return Pointer(at, name)
+            raise fault(f"`#{name}` is unknown in {function}; there is `#`, and in map `#index`", at)
         return Pointer(at, "")
 
     def _secondary(self) -> Node:
@@ -246,18 +247,18 @@ class _Parser:
         arguments = list(piped)
 
         def argument() -> Node:
-            arguments.append(self._predicate() if len(arguments) == 1 else self.expression(0))
+            arguments.append(self._predicate(token.text) if len(arguments) == 1 else self.expression(0))
             return arguments[-1]
 
         self._list(")", argument)
         return Call(token.at, token.text, tuple(arguments))
 
-    def _predicate(self) -> Node:
+    def _predicate(self, function: str) -> Node:
         at = self.current.at
         braced = self._take("{")
-        self._predicates += 1
+        self._predicates.append(function)
         body = self.expression(0)
-        self._predicates -= 1
+        self._predicates.pop()
         if braced:
             self._expect("}")
         return Predicate(at, body)

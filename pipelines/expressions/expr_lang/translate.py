@@ -80,7 +80,7 @@ class _Translator:
         self._fields = fields
         self._names = Names()
         self._variables: dict[str, Value] = {}
-        self._elements: list[tuple[Value, Value]] = []
+        self._elements: list[Mapping[str, Value]] = []
 
     def value(self, node: Node) -> Value:
         value = self._value(node)
@@ -154,10 +154,7 @@ class _Translator:
         return Value(sql, "bool" if kind == "bool" else "string", nullable=True)
 
     def _pointer(self, node: Pointer) -> Value:
-        if node.name == "acc" or not self._elements:
-            raise fault(f"`#{node.name}` is only there in reduce, which is not supported", node.at)
-        element, index = self._elements[-1]
-        return index if node.name == "index" else element
+        return self._elements[-1][node.name]
 
     def _unary(self, node: Unary) -> Value:
         operand = self.value(node.operand)
@@ -311,11 +308,11 @@ class _Translator:
         if not least <= len(node.arguments) <= 2:
             raise fault(f"{node.name} takes an array and a predicate", node.at)
 
-        def predicate(element: Value, index: Value) -> Value:
+        def predicate(pointers: Mapping[str, Value]) -> Value:
             if len(node.arguments) == 1:
-                return element
+                return pointers[""]
             body = node.arguments[1]
-            self._elements.append((element, index))
+            self._elements.append(pointers)
             try:
                 return self.value(body.body if isinstance(body, Predicate) else body)
             finally:

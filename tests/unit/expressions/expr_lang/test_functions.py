@@ -52,7 +52,7 @@ EXAMPLES: dict[str, list[tuple[str, Any]]] = {
     "containsStr": [("containsStr(s, 'ß')", True), ("containsStr('', '')", False)],
     "count": [("count(xs, # > 1)", 2)],
     "extractPathType": [("extractPathType('/g/collect')", "collect"), ("extractPathType(none)", "unknown")],
-    "filter": [("filter(xs, # != 1)", [3, 2]), ("filter(xs, #index > 0)", [1, 2])],
+    "filter": [("filter(xs, # != 1)", [3, 2])],
     "find": [("find(xs, # < 3) == 1", True), ("find(xs, # > 3) == nil", True)],
     "findIndex": [("findIndex(xs, # < 3)", 1), ("findIndex(xs, # > 3) == nil", True)],
     "findLast": [("findLast(xs, # < 3) == 2", True)],
