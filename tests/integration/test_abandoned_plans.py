@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pipelines.cli.app import app
 from pipelines.errors import HaltError
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 
 def abandon(case: PipelineCase, *arguments: str) -> dict[str, Any]:
@@ -69,7 +69,6 @@ def test_abandoned_rows_are_letters_and_enter_under_a_new_file(case: PipelineCas
     assert json.loads(case.invoke("audit", str(case.file), "--json").stdout)["verdict"] == "clean"
 
 
-@pytest.mark.crash
 def test_rows_that_the_table_holds_are_not_given_up(case: PipelineCase) -> None:
     with_open_plan(case, killed_at="sink.after-insert")
     case.client().command(f"ALTER TABLE {case.table} DELETE WHERE id % 4 = 0 SETTINGS mutations_sync = 2")
@@ -99,7 +98,6 @@ def test_rows_waiting_behind_the_plan_go_if_their_number_is_said(case: PipelineC
     assert case.invoke("audit", str(case.file)).exit_code == 0
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("failpoint", ["plan.after-amend", "plan.after-letters"])
 def test_a_killed_abandonment_is_finished_as_decided(case: PipelineCase, failpoint: str) -> None:
     """By the command, and by the sink."""

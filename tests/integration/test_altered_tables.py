@@ -11,7 +11,7 @@ from pipelines.runner.runner import Runner
 from resources.local.clickhouse.service import keep_users
 from resources.local.clickhouse.users import read_users
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
 
 def started(case: PipelineCase) -> Runner:

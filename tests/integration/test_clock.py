@@ -29,6 +29,7 @@ def was_ahead(case: PipelineCase) -> None:
     log.close()
 
 
+@pytest.mark.crash
 def test_arrivals_that_are_ahead_halt_and_go_on_after_a_reset(case: PipelineCase, way: None) -> None:
     case.write_file(keyed_by("id", window="12h"))
     case.create_topic()

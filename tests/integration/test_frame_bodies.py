@@ -117,6 +117,7 @@ def test_a_full_body_stream_makes_its_writer_wait(case: PipelineCase) -> None:
     case.check()
 
 
+@pytest.mark.crash
 def test_dealt_frames_rebuild_a_lost_key_store(case: PipelineCase) -> None:
     def change(document: dict[str, Any]) -> None:
         keyed_by("id")(document)

@@ -13,7 +13,7 @@ from support.purged_raw import note_purge
 
 from pipelines.maintenance.rebuild_join import JoinRebuilding
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 
 def answer(case: PipelineCase, command: str, *arguments: str) -> Any:

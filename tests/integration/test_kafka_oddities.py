@@ -181,6 +181,7 @@ def expire(case: PipelineCase, partition: int, before: int) -> None:
     case.admin.delete_records([TopicPartition(case.topic, partition, before)])[TopicPartition(case.topic, partition)].result(30)
 
 
+@pytest.mark.crash
 def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, way: None) -> None:
     case.create_topic(1)
     case.send([event(number) for number in range(30)], partitions=1)
@@ -196,6 +197,7 @@ def test_expired_offsets_halt_and_skip_counts_them(case: PipelineCase, way: None
     assert ingested(case).outcomes == {"written to raw": 80, "offsets without a record": 0, "expired and skipped": 50}
 
 
+@pytest.mark.crash
 def test_all_that_was_not_read_may_have_expired(case: PipelineCase) -> None:
     case.create_topic(2)
     case.warm_run()
@@ -235,6 +237,7 @@ def test_a_partition_added_while_running_is_read_from_its_start(case: PipelineCa
     case.check()
 
 
+@pytest.mark.crash
 def test_a_partition_lost_in_an_open_plan_is_planned_again(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leg's input goes on hearing of the partition: so it is planned again and again, and left again and again."""
     silent: set[int] = {1}
@@ -290,6 +293,7 @@ def remake_topic(case: PipelineCase, first: int, count: int) -> None:
     assert producer.flush(60) == 0
 
 
+@pytest.mark.crash
 def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)
@@ -300,6 +304,7 @@ def test_a_topic_that_was_made_again_while_stopped_is_refused(case: PipelineCase
     assert ids(case) == list(range(30))
 
 
+@pytest.mark.crash
 def test_a_topic_made_again_while_it_is_read_halts_ingest(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(30)

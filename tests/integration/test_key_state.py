@@ -125,6 +125,7 @@ def test_compaction_in_tasks_leaves_what_it_leaves_here(case: PipelineCase, sess
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 @pytest.mark.spark
 def test_a_damaged_run_ends_a_compaction_in_tasks_unlisted(case: PipelineCase, session: SparkSession) -> None:
     case.write_file(keyed_by("id"))
@@ -193,6 +194,7 @@ def test_a_leg_lists_the_compaction_made_beside_it(case: PipelineCase) -> None:
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize(
     ("disturbed", "begun", "outcomes"),
     [(2, 3, {"offered", "unchanged"}), (ATTEMPTS, ATTEMPTS, {"overtaken"})],
@@ -284,6 +286,7 @@ def test_a_compaction_killed_beside_a_pipeline_changes_nothing(case: PipelineCas
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 def test_a_range_that_was_begun_is_finished_after_a_compaction(case: PipelineCase) -> None:
     case.write_file(keyed_by("id"))
     case.create_topic()
@@ -321,6 +324,7 @@ def test_a_store_may_lie_elsewhere_and_goes_with_the_pipeline(case: PipelineCase
     assert not store.exists()
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("with_open_plan", [False, True])
 def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_open_plan: bool) -> None:
     case.write_file(keyed_by("id"))
@@ -340,6 +344,7 @@ def test_a_lost_store_is_rebuilt_from_the_raw_stream(case: PipelineCase, with_op
     check_first_of_keys(case)
 
 
+@pytest.mark.crash
 def test_a_store_is_rebuilt_with_the_configuration_of_each_range(case: PipelineCase) -> None:
     def without_amount(document: dict[str, Any]) -> None:
         keyed_by("id")(document)

@@ -247,6 +247,7 @@ def test_kill_of_one_server_leaves_the_others_running(stack: LocalStack) -> None
     assert after == before
 
 
+@pytest.mark.crash
 def test_two_ups_at_once_start_each_server_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     code = (
@@ -294,6 +295,7 @@ def test_up_takes_over_what_a_killed_up_started(tmp_path: Path) -> None:
     assert processes_of(home) == []
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("damage", ["deleted", "damaged", "of another process"])
 def test_server_without_its_pid_file_is_found_by_up_and_down(small_stack: LocalStack, damage: str) -> None:
     small_stack.up()
@@ -311,6 +313,7 @@ def test_server_without_its_pid_file_is_found_by_up_and_down(small_stack: LocalS
     assert processes_of(small_stack.home) == []
 
 
+@pytest.mark.crash
 def test_server_that_ends_while_starting_shows_its_log(small_stack: LocalStack) -> None:
     store = small_stack.home / "servers" / "nats" / "data"
     store.parent.mkdir(parents=True)
@@ -324,6 +327,7 @@ def test_server_that_ends_while_starting_shows_its_log(small_stack: LocalStack) 
     small_stack.up()
 
 
+@pytest.mark.crash
 def test_server_that_never_answers_is_stopped_and_shows_its_log(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, Patience(start=timedelta(milliseconds=1)), [Kafka()])
     with pytest.raises(LocalServerError, match=r"(?s)no answer within 0 s .*asking Kafka for its topics.*\.log"):

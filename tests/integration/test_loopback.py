@@ -69,6 +69,7 @@ def is_ended(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.crash
 def test_a_flood_of_connections_leaks_no_descriptors(port: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     process = psutil.Process()

@@ -158,6 +158,7 @@ def lose_state(case: PipelineCase) -> None:
         case.warm_run()
 
 
+@pytest.mark.crash
 def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase) -> None:
     case.write_file(keeping("5s", also=keyed_by("id", window="2s")))
     case.create_topic()
@@ -176,6 +177,7 @@ def test_a_lost_store_is_rebuilt_from_a_longer_retention(case: PipelineCase) -> 
     assert (account.residue, [leg.waiting for leg in account.legs]) == (0, [0, 0, 0])
 
 
+@pytest.mark.crash
 def test_a_lost_store_of_purged_records_keeps_the_account_even(case: PipelineCase) -> None:
     case.write_file(keeping("1s", also=keyed_by("id", window="1h")))
     case.create_topic()

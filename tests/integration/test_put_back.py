@@ -17,7 +17,7 @@ from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.naming import PUT_BACK
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pipelines.proof import put_back as repair
 from pipelines.proof.put_back import PutBack, put_back
 from pipelines.proof.verification.run import Request
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
+pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from pipelines.process.steps.parse import Parse
 from pipelines.protocol.outcomes import DUPLICATE
 from pipelines.protocol.records import StageOutput
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
 
 def rebuilt(case: PipelineCase, frames_per_portion: int = 2, **options: Any) -> Rebuilt:
@@ -143,7 +143,6 @@ class _Killed(BaseException):
     pass
 
 
-@pytest.mark.crash
 def test_a_half_way_rebuilding_lists_nothing_and_may_repeat(case: PipelineCase) -> None:
     prepared(case)
     before, listed = live_entries(case), listed_files(case)

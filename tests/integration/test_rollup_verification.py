@@ -38,6 +38,7 @@ OTHER_STATES = {
 }
 
 
+@pytest.mark.crash
 def test_faults_in_targets_are_named_by_their_columns(case: PipelineCase) -> None:
     """A row counted twice, states with other values, a lost bucket, and both in a top of a dictionary."""
     orders = RollupCase(case, dish="LowCardinality(Nullable(String))")
@@ -75,6 +76,7 @@ def test_faults_in_targets_are_named_by_their_columns(case: PipelineCase) -> Non
     assert doubled == 2 * expected
 
 
+@pytest.mark.crash
 def test_rows_deleted_from_targets_or_the_table_are_told(case: PipelineCase) -> None:
     orders = RollupCase(case)
     orders.send(800)

@@ -8,7 +8,7 @@ from support.refused_case import PER_PART, event, make_parted, positions, refuse
 from pipelines.errors import HaltError
 from pipelines.protocol.failpoints import VARIABLE
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
+pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.spark, pytest.mark.usefixtures("brief_inserts")]
 
 
 @pytest.mark.parametrize("kind", list(PER_PART))
