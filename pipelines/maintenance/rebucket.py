@@ -25,7 +25,7 @@ from pipelines.process.dead_letter_rows import DEAD_LETTER_SCHEMA
 from pipelines.process.program import Program
 from pipelines.protocol.append import Appender, last_position
 from pipelines.protocol.bodies import PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
-from pipelines.protocol.lease import acquire_all
+from pipelines.protocol.lease import acquire_all, release_all
 from pipelines.protocol.ledger import Chain
 from pipelines.protocol.naming import bucket_of_key, listed_as
 from pipelines.protocol.positions import Position
@@ -65,8 +65,7 @@ def rebucket(state: KeyState) -> Rebucketed:
         change_buckets(config, log)
         return result
     finally:
-        for lease in leases.values():
-            lease.release()
+        release_all(leases.values())
 
 
 def _rewritten(state: KeyState, chain: Chain[ProcessPlan, ProcessDone], found: ProcessState, buckets: int) -> Rebucketed:

@@ -35,7 +35,7 @@ from pipelines.proof.rows_anew import Portion, RowsAnew, Trial, joined_rows
 from pipelines.proof.verification.span import read_history
 from pipelines.protocol.bodies import REPROCESS_CHAIN, ReprocessDone, ReprocessPlan
 from pipelines.protocol.failpoints import reach
-from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease, acquire_all
+from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease, acquire_all, release_all
 from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import PUT_BACK, REPROCESS, STREAM_ID_KEY, Names
 from pipelines.protocol.positions import RawPositions, decoded, encoded, sequences_of
@@ -92,8 +92,7 @@ def _leases(config: PipelineConfig, names: Names, log: JetStream, directory: Pat
         purge_lease(log, names, PUT_BACK)
         yield leases
     finally:
-        for lease in leases:
-            lease.release()
+        release_all(leases)
 
 
 def _check_nothing_waits(config: PipelineConfig, names: Names, log: JetStream) -> None:

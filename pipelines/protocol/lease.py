@@ -8,10 +8,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -271,8 +272,13 @@ def acquire_all(
                 failures.append(error)
     failures += [error for error in map(Future.exception, outcomes.values()) if error is not None]
     if failures:
-        for leg, outcome in outcomes.items():
-            if outcome.exception() is None:
-                leases[leg].release()
+        release_all([leases[leg] for leg, outcome in outcomes.items() if outcome.exception() is None])
         raise failures[0]
     return leases
+
+
+def release_all(leases: Collection[Lease]) -> None:
+    """Release leases in parallel: where NATS does not answer, each waits for it."""
+    if leases:
+        with ThreadPoolExecutor(len(leases), "release") as giving:
+            list(giving.map(methodcaller("release"), leases))

@@ -43,7 +43,7 @@ from pipelines.host import raise_file_limit, remedy
 from pipelines.private import private_directory
 from pipelines.process.compile import compile_program
 from pipelines.protocol.failpoints import RUNNER_PID_VARIABLE
-from pipelines.protocol.lease import Lease, acquire_all
+from pipelines.protocol.lease import Lease, acquire_all, release_all
 from pipelines.protocol.naming import Names
 from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import LegId
@@ -62,7 +62,7 @@ from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.runner.run_file import write_run
 from pipelines.runner.spark_engine import SparkEngine
 from pipelines.runner.summary import duration, summary
-from pipelines.runner.waits import system_of
+from pipelines.runner.waits import StoppedInStartError, system_of
 from pipelines.sink.ledger_copier import LedgerCopier
 
 Made = TypeVar("Made")
@@ -137,6 +137,10 @@ class Runner:
 
     def run(self) -> None:
         """Run to the end. Raise HaltError, ConfigurationError or RetryableError (a system stayed away at startup)."""
+        with suppress(StoppedInStartError):
+            self._run()
+
+    def _run(self) -> None:
         forget_halts(self.directory, self.options.legs)
         with halts_noted(self):
             check_file(self.config)
@@ -147,8 +151,6 @@ class Runner:
             self.log = JetStream.of(self.config, name)
             self.sources = {leg: open_source(self.config, source_id) for leg, source_id in self.topology.sources.items()}
             prepared = self._wait_for_systems()
-        if prepared is None:
-            return
         for note in filter(None, (facts.note for facts in prepared.sources.values())):
             self.announce(note)
         private_directory(self.directory)
@@ -193,17 +195,14 @@ class Runner:
             if service:
                 service.close()
 
-    def _wait_for_systems(self) -> Prepared | None:
-        """Run the startup checks, retried while a system is away, for `connect_seconds`; return None if stopped meanwhile."""
+    def _wait_for_systems(self) -> Prepared:
+        """Run the startup checks, retried while a system is away, for `connect_seconds`."""
         sinks = {leg: open_sink(self.config.seen_from(leg)) for leg in self.topology.tables}
         try:
             prepared = self._patiently(self._prepare, sinks, on_wait=self._serve_wait)
-        except RetryableError:
-            if not self.stop_requested.is_set():
-                raise
-            return None
-        else:
-            return None if self.stop_requested.is_set() else prepared
+            if self.stop_requested.is_set():
+                raise StoppedInStartError
+            return prepared
         finally:
             for sink in sinks.values():
                 sink.close()
@@ -231,7 +230,10 @@ class Runner:
         self.lookups.fetch_first(compile_program(self.config, [*prepared.tables.values()]).lookups)
 
     def _patiently(self, work: Callable[..., Made], *arguments: Any, on_wait: Callable[[], None] = lambda: None) -> Made:
-        """Return what `work` returns; while a system is away, call it again, for `connect_seconds`, unless the run is stopped."""
+        """Return what `work` returns; while a system is away, call it again, for `connect_seconds`.
+
+        Raise StoppedInStartError if the run is stopped while a system is away.
+        """
 
         def tell(state: RetryCallState) -> None:
             self._tell_wait(state.outcome.exception() if state.outcome else None)
@@ -247,6 +249,10 @@ class Runner:
         )
         try:
             return retrying(work, *arguments)
+        except RetryableError as error:
+            if self.stop_requested.is_set():
+                raise StoppedInStartError from error
+            raise
         finally:
             self.waits_for = ""
 
@@ -428,8 +434,7 @@ class Runner:
             yield partial(self._end_copying, copier)
         for fills in self._rollups:
             yield fills.close
-        for lease in self.leases.values():
-            yield lease.release
+        yield partial(release_all, self.leases.values())
         if self._tally_before is not None:
             yield self._report_tally
         yield self.log.close

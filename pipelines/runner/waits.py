@@ -13,6 +13,10 @@ _WORDS = {"ClickHouse": "ClickHouse", "JetStream": "NATS", "NATS": "NATS", "the 
 """The words by which the connectors' messages name a server."""
 
 
+class StoppedInStartError(Exception):
+    """The run was stopped before its legs worked; what its start has taken is given back, and no fault is told."""
+
+
 def system_of(message: str) -> str:
     """Return the server that a message of a connector names, the first one if it names several; empty if it names none."""
     places = {system: at for word, system in _WORDS.items() if (at := message.find(word)) >= 0}

@@ -247,6 +247,27 @@ def test_a_start_goes_on_when_nats_pauses_within_it(case: PipelineCase, moment: 
     case.check()
 
 
+@pytest.mark.crash
+@pytest.mark.parametrize("moment", ["taking the leases", "leases taken"])
+def test_a_start_that_waits_within_it_is_stopped_as_asked(case: PipelineCase, moment: str) -> None:
+    case.create_topic()
+    runner, nats = case.warm_runner(), case.stack.server("nats").pid
+    assert nats is not None
+
+    def report(event: Event) -> None:
+        if event.message.startswith(moment):
+            os.kill(nats, signal.SIGSTOP)
+        if event.kind == "waiting":
+            runner.request_stop()
+
+    runner.report = report
+    try:
+        runner.run()
+    finally:
+        os.kill(nats, signal.SIGCONT)
+    assert not runner.is_ready
+
+
 # -- topic and table --------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The lease: who may take it and when, and how a runner learns that it has lost it."""
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,7 +10,7 @@ from filelock import Timeout
 
 from pipelines.errors import FencedError, HaltError, RetryableError
 from pipelines.protocol import lease as lease_module
-from pipelines.protocol.lease import TTL_SECONDS, Holder, Lease, acquire_all, leg_lock
+from pipelines.protocol.lease import TTL_SECONDS, Holder, Lease, acquire_all, leg_lock, release_all
 from pipelines.protocol.naming import Names
 from pipelines.testing import Fault, ManualClock, MemoryLog
 
@@ -44,8 +45,8 @@ def lease(log: MemoryLog, clock: ManualClock, tmp_path: Path) -> Iterator[Make]:
         one.release()
 
 
-def holder(log: MemoryLog) -> Holder:
-    found = log.last(STREAM, NAMES.lease("sink"))
+def holder(log: MemoryLog, leg: str = "sink") -> Holder:
+    found = log.last(STREAM, NAMES.lease(leg))
     assert found is not None
     return Holder.decode(found)
 
@@ -271,8 +272,7 @@ def test_the_legs_of_a_pipeline_may_have_different_holders(log: MemoryLog, tmp_p
     first = acquire_all(log, NAMES, tmp_path, ["ingest", "process"])
     second = acquire_all(log, NAMES, tmp_path, ["sink"])
     assert {leg: lease.holder.epoch for leg, lease in {**first, **second}.items()} == {"ingest": 1, "process": 1, "sink": 1}
-    for lease in [*first.values(), *second.values()]:
-        lease.release()
+    release_all([*first.values(), *second.values()])
 
 
 def test_of_several_legs_all_are_taken_or_none(log: MemoryLog, tmp_path: Path) -> None:
@@ -282,8 +282,7 @@ def test_of_several_legs_all_are_taken_or_none(log: MemoryLog, tmp_path: Path) -
     first["sink"].release()
     again = acquire_all(log, NAMES, tmp_path, ["ingest", "process", "sink"])
     assert {leg: lease.holder.epoch for leg, lease in again.items()} == {"ingest": 2, "process": 2, "sink": 2}
-    for lease in again.values():
-        lease.release()
+    release_all(again.values())
 
 
 def test_what_needs_no_lease_is_done_beside_the_wait(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +300,7 @@ def test_what_needs_no_lease_is_done_beside_the_wait(log: MemoryLog, tmp_path: P
     with pytest.raises(HaltError, match="not here"):
         acquire_all(log, NAMES, tmp_path, ["process", "sink"], meanwhile, patience=0.1)
     assert len(done) == 1
-    assert [Holder.decode(log.last(STREAM, NAMES.lease(leg))).released for leg in ("process", "sink")] == [True, True]
+    assert [holder(log, leg).released for leg in ("process", "sink")] == [True, True]
 
 
 def test_a_refused_start_begins_nothing(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +309,25 @@ def test_a_refused_start_begins_nothing(log: MemoryLog, tmp_path: Path, monkeypa
     ours = acquire_all(log, NAMES, tmp_path, ["sink"])
     with pytest.raises(FencedError, match="already holds leg sink"):
         acquire_all(log, NAMES, tmp_path, ["sink", "process"], lambda: pytest.fail("Spark was started"), patience=60)
-    for lease in (*other.values(), *ours.values()):
-        lease.release()
+    release_all([*other.values(), *ours.values()])
+
+
+class MeetingLog(MemoryLog):
+    """A log in which a publication waits for two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = threading.Barrier(3)
+
+    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+        self.others.wait(30)
+        return super().publish(subject, payload, headers, expected)
+
+
+def test_leases_are_taken_and_released_side_by_side(tmp_path: Path) -> None:
+    log = MeetingLog()
+    release_all(acquire_all(log, NAMES, tmp_path, ["ingest", "process", "sink"]).values())
+    assert [holder(log, leg).released for leg in ("ingest", "process", "sink")] == [True, True, True]
 
 
 def test_a_renewal_that_is_refused_for_good_is_a_lost_lease(lease: Make, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
