@@ -125,6 +125,16 @@ def test_fetch_limits_its_windows_by_bytes(log: JetStream, stream: str) -> None:
     assert all(m.payload == payload for m in found)
 
 
+def test_a_fetch_takes_nothing_behind_its_range(log: JetStream, stream: str) -> None:
+    publish(log, f"{stream}.a", [b"x"] * 20)
+    client = log._client
+    assert client is not None
+    before = client.stats["in_msgs"]
+    assert [m.sequence for m in log.fetch(stream, f"{stream}.>", 3, 5)] == [4, 5]
+    # The last one says that these were all.
+    assert client.stats["in_msgs"] - before == 3
+
+
 def test_the_largest_frame_is_read_in_every_way(log: JetStream, stream: str) -> None:
     payload = random.Random(1).randbytes(MAX_FRAME_BYTES)
     log.publish(f"{stream}.a", payload, {"Tf-Rows": "1", "Tf-Topic": "t" * 249}, 0)
