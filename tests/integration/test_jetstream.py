@@ -1,6 +1,8 @@
 """The JetStream connector against a real server."""
 
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +18,7 @@ from support.pipeline_case import PipelineCase, wait_until
 from pipelines.config import NatsConnection, load
 from pipelines.connectors.nats import streams as jetstream
 from pipelines.connectors.nats.client import JetStream
+from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS
 from pipelines.connectors.nats.streams import FETCH_BATCH_BYTES, FETCH_BATCH_MESSAGES
 from pipelines.errors import ConflictError, DataLossError, HaltError, RetryableError
 from pipelines.protocol.ledger import Append
@@ -133,6 +136,30 @@ def test_a_fetch_takes_nothing_behind_its_range(log: JetStream, stream: str) -> 
     assert [m.sequence for m in log.fetch(stream, f"{stream}.>", 3, 5)] == [4, 5]
     # The last one says that these were all.
     assert client.stats["in_msgs"] - before == 3
+
+
+@pytest.mark.crash
+def test_a_read_under_way_ends_with_its_connection(log: JetStream, stream: str, running_stack: LocalStack) -> None:
+    publish(log, f"{stream}.a", [b"x"])
+    other = JetStream(NatsConnection(url=running_stack.addresses().nats_url), "other").connect()
+    nats, failed = running_stack.server("nats").pid, list[str]()
+    assert nats is not None
+
+    def read() -> None:
+        with pytest.raises(RetryableError) as raised:
+            list(other.fetch(stream, f"{stream}.a", 0, 1))
+        failed.append(str(raised.value))
+
+    os.kill(nats, signal.SIGSTOP)
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_until(lambda: other._client is not None and bool(other._client._subs), "the read")
+        other.close()
+        reader.join(REQUEST_TIMEOUT_SECONDS)
+    finally:
+        os.kill(nats, signal.SIGCONT)
+    assert failed == [f"reading {stream} from 1 to 1: NATS did not answer (ConnectionClosedError)"]
 
 
 def test_the_largest_frame_is_read_in_every_way(log: JetStream, stream: str) -> None:

@@ -42,6 +42,8 @@ class Connection:
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
         self._client: Client | None = None
+        self._closed: asyncio.Future[None]
+        """Done once the client is closed: nothing more is answered."""
         self._connecting = threading.Lock()
 
     def connect(self) -> Self:
@@ -81,6 +83,11 @@ class Connection:
             if len(refused) >= len(self._settings.servers):
                 all_refused.set()
 
+        self._closed = closed = asyncio.get_running_loop().create_future()
+
+        async def on_closed() -> None:
+            closed.set_result(None)
+
         client = new_client(self._settings)
         connecting = asyncio.ensure_future(
             client.connect(
@@ -90,6 +97,7 @@ class Connection:
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.25,
                 error_cb=on_error,
+                closed_cb=on_closed,
                 **_PINGS,
                 **options,
             )

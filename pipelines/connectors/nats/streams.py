@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
-from nats.errors import TimeoutError
+from nats.errors import ConnectionClosedError, TimeoutError
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
@@ -87,14 +87,21 @@ class _Answer:
         except Exception as error:
             self._has_more.set_exception(error)
 
-    async def whole(self) -> tuple[list[Message], bool]:
-        """Return (messages, whether the stream holds more of this subject). Raise TimeoutError if no more of it comes."""
-        seen = 0
-        while not (await asyncio.wait({self._has_more}, timeout=REQUEST_TIMEOUT_SECONDS))[0]:
+    async def whole(self, closed: "asyncio.Future[None]") -> tuple[list[Message], bool]:
+        """Return (messages, whether the stream holds more of this subject).
+
+        Raise TimeoutError if no more of it comes, ConnectionClosedError once the connection is `closed`.
+        """
+        seen, ends = 0, list[asyncio.Future[Any]]([self._has_more, closed])
+        while True:
+            await asyncio.wait(ends, timeout=REQUEST_TIMEOUT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self._has_more.done():
+                return self._messages, self._has_more.result()
+            if closed.done():
+                raise ConnectionClosedError
             if len(self._messages) == seen:
                 raise TimeoutError
             seen = len(self._messages)
-        return self._messages, self._has_more.result()
 
 
 class Streams(Connection):
@@ -226,7 +233,7 @@ class Streams(Connection):
         replies = await client.subscribe(inbox, cb=answer.take, pending_msgs_limit=-1, pending_bytes_limit=-1)
         try:
             await client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
-            return await answer.whole()
+            return await answer.whole(self._closed)
         finally:
             # Only the result or the error of the read matters; a closed connection has no subscription left.
             with suppress(Exception):
