@@ -6,7 +6,6 @@ and exits with 0. After a kill at any moment the next start recovers.
 
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +59,7 @@ from pipelines.runner.preflight import CONTACT_SECONDS, Prepared, prepare
 from pipelines.runner.reloads import Reloads
 from pipelines.runner.retention import DeadLetterRetention, Retention
 from pipelines.runner.run_file import write_run
+from pipelines.runner.signals import on_stop_signals
 from pipelines.runner.spark_engine import SparkEngine
 from pipelines.runner.summary import duration, summary
 from pipelines.runner.waits import StoppedInStartError, system_of
@@ -146,7 +146,7 @@ class Runner:
             check_file(self.config)
             check_master(self.config, self.options.master, self.options.properties)
             raise_file_limit(files_needed(self.config))
-            self.stop_on_signals()
+            on_stop_signals(self.request_stop)
             name = f"tallyflow-{self.config.pipeline_id}"
             self.log = JetStream.of(self.config, name)
             self.sources = {leg: open_source(self.config, source_id) for leg, source_id in self.topology.sources.items()}
@@ -175,7 +175,8 @@ class Runner:
                 session = self._open_session()
                 shares = self._engine.shares(session, self.options.legs, self.config.lanes - 1)
                 self.coordinator = coordinator = Coordinator(shares, self.legs, self.announce)
-                self.stop_on_signals()
+                # Spark has installed a handler of SIGINT that interrupts a batch.
+                on_stop_signals(self.request_stop)
                 self._tally_before = self._patiently(tally, self.log, self.names, self.topology)
                 self._epochs = epochs = self._engine.epochs(session, run, self.own_directory, coordinator, self.log)
                 with step(self.report, "starting the legs", "legs started"):
@@ -391,16 +392,6 @@ class Runner:
 
     def request_stop(self) -> None:
         self.stop_requested.set()
-
-    def stop_on_signals(self) -> None:
-        """Stop on SIGTERM and SIGINT.
-
-        Called again once Spark is up: Spark installs a SIGINT handler that interrupts a batch.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.request_stop())
 
     def _shut_down(self) -> None:
         """Let the batches in progress finish, then release everything in the opposite order.

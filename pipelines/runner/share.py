@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -185,11 +185,15 @@ class Share:
             while not thread.join(REPORT_EVERY_SECONDS):
                 self._report()
         self._report(has_ended=True)
-        for thread in self._legs:
-            thread.leg.close()
-        for end in self._at_the_end:
-            with suppress(RetryableError):
-                end()
+        # Each is called whatever another one meets: the runner waits for the end.
+        with ExitStack() as last_steps:
+            last_steps.callback(self._note_end)
+            for end in reversed(self._at_the_end):
+                last_steps.callback(_end, end)
+            for thread in self._legs:
+                last_steps.callback(thread.leg.close)
+
+    def _note_end(self) -> None:
         with self._turn:
             self.ended.set()
             self._turn.notify_all()
@@ -232,3 +236,8 @@ class Share:
             self._held.lost.set()
         if answer.is_replaced or answer.is_stopping:
             self.stop()
+
+
+def _end(step: Callable[[], object]) -> None:
+    with suppress(RetryableError):
+        step()

@@ -2,9 +2,10 @@
 
 import threading
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
-from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, wait_until
+from support.pipeline_case import PATIENCE_SECONDS, PipelineCase, pause, wait_until
 
 from pipelines.engine.inputs import Offset
 from pipelines.ingest.leg import IngestLeg
@@ -82,4 +83,32 @@ def test_a_runner_outlives_the_loss_of_all_three_servers(case: PipelineCase) -> 
     process.terminate()
     words = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 0, words
+    case.check()
+
+
+def test_a_run_whose_last_progress_kafka_does_not_take_ends(case: PipelineCase) -> None:
+    pid = case.stack.server("kafka").pid
+    assert pid is not None
+    kafka, is_silent = psutil.Process(pid), threading.Event()
+
+    class SilencedIngest(IngestLeg):
+        def show_progress(self) -> None:
+            pause(kafka)
+            super().show_progress()
+            is_silent.set()
+
+    case.create_topic()
+    case.send_events(30)
+    case.leg_classes["ingest"] = SilencedIngest
+    runner = case.warm_runner(until_caught_up=False)
+    try:
+        thread = case.in_background(runner)
+        assert is_silent.wait(PATIENCE_SECONDS)
+        runner.request_stop()
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        kafka.resume()
+    case.leg_classes["ingest"] = IngestLeg
+    case.warm_run()
     case.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.hosts import CAN_MAKE_HOSTS, Host, Network
-from support.pipeline_case import wait_until
+from support.pipeline_case import wait_until, with_text
 
 pytestmark = [
     pytest.mark.integration,
@@ -64,7 +64,14 @@ def test_a_host_reaches_its_neighbors_and_given_servers(hosts: tuple[Host, Host]
 
 def test_a_killed_host_leaves_no_process(hosts: tuple[Host, Host]) -> None:
     hosts[0].start(["sh", "-c", "sleep 1000 & sleep 1000"], ENVIRONMENT, {})
-    running = wait_until(lambda: [found for found in hosts[0].processes() if "sleep" in found.name()][1:], "two processes")
+    running = list[psutil.Process]()
+
+    def both_sleep() -> bool:
+        # What sets a host up ends while it is looked at.
+        running[:] = [one for one in with_text(hosts[0].processes(), "sleep 1000") if one.name() == "sleep"]
+        return len(running) == 2
+
+    wait_until(both_sleep, "two processes")
     hosts[0].kill()
     assert not any(psutil.pid_exists(found.pid) and found.is_running() for found in running)
     assert hosts[0].processes() == []

@@ -354,7 +354,7 @@ def test_the_consumer_group_shows_the_positions_reached(case: PipelineCase) -> N
         return {tp.partition: tp.offset for tp in listed.topic_partitions}
 
     case.warm_run()
-    wait_until(lambda: committed() == positions(case) == {0: 34, 1: 33, 2: 33}, "the committed offsets")
+    assert committed() == positions(case) == {0: 34, 1: 33, 2: 33}
     case.send_events(50)
     case.warm_run()
-    wait_until(lambda: committed() == positions(case), "the committed offsets")
+    assert committed() == positions(case)

@@ -17,6 +17,7 @@ from types import TracebackType
 import psutil
 
 from resources.local.java import find_java
+from support.pipeline_case import with_text
 
 _NEW = ("--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child")
 # A host that this process leaves behind ends with it.
@@ -187,7 +188,7 @@ class Host:
         subprocess.run(["nsenter", network, "ip", "link", "set", self._link, state], check=True)
 
     def _forwarder(self) -> psutil.Process:
-        return next(process for process in self.processes() if str(_FORWARDER) in process.cmdline())
+        return with_text(self.processes(), str(_FORWARDER))[0]
 
     def wait(self, seconds: float) -> int:
         """Waits until the command has ended, and gives its exit code."""

@@ -367,7 +367,7 @@ class PipelineCase:
 
     def invoke(self, *arguments: str, **environment: str) -> Result:
         """A `tallyflow` command inside this process, `run` without Spark; one of its own takes seconds to start. For the main thread."""
-        with _kept_signals():
+        with kept_signals():
             return CliRunner().invoke(app, arguments, env=self.environment(**environment), obj=InvokedEngine())
 
     def status(self) -> dict[str, Any] | None:
@@ -399,7 +399,7 @@ class PipelineCase:
     def warm_run(self, until_caught_up: bool = True, **options: Any) -> Runner:
         """Runs to the end inside this process: on the shared session, or without Spark where the test does not ask for one."""
         runner = self.warm_runner(until_caught_up, **options)
-        with _kept_signals():
+        with kept_signals():
             runner.run()
         return runner
 
@@ -485,7 +485,7 @@ class PipelineCase:
 
 
 @contextmanager
-def _kept_signals() -> Iterator[None]:
+def kept_signals() -> Iterator[None]:
     """What a runner of the main thread does about signals ends with the block."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -1,6 +1,7 @@
 """A Kafka topic as a source: its facts and offsets, its records, and the consumer group that shows the progress to lag tools."""
 
 import contextlib
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -12,6 +13,7 @@ from pipelines.connectors.sources import REQUEST_TIMEOUT_SECONDS, Ahead, Block, 
 from pipelines.counts import count_of
 from pipelines.errors import HaltError
 
+_LAST_COMMIT_SECONDS = 5.0
 _LOSSES = "an unclean leader election, a restore, a power loss of a single broker"
 
 
@@ -100,18 +102,26 @@ class TopicSource(KafkaTopic):
             self._group.poll(0)
 
     def close(self) -> None:
-        """Close the readers, after a last commit that is waited for.
+        """Close the readers, after a last commit: a short run ends before its group has a coordinator, and would lose its only commit.
 
-        A short run ends before its group has a coordinator, and would lose its only commit.
+        While Kafka is silent that commit is given up, so that a stop ends.
         """
         self.discard()
         if self._group is None:
             return
-        if self._published:
-            with contextlib.suppress(KafkaException):
-                self._group.commit(offsets=self._published, asynchronous=False)
-        self._group.close()
+        # A commit that is waited for has no limit of its own, nor has the close behind it (librdkafka 2.16: over 400 s, a paused broker).
+        ending = threading.Thread(target=_end, args=(self._group, self._published), name="last commit", daemon=True)
+        ending.start()
+        ending.join(_LAST_COMMIT_SECONDS)
         self._group = None
+
+
+def _end(group: Consumer, offsets: Sequence[TopicPartition]) -> None:
+    """Commit `offsets`, wait for the answer, and close the consumer."""
+    if offsets:
+        with contextlib.suppress(KafkaException):
+            group.commit(offsets=[*offsets], asynchronous=False)
+    group.close()
 
 
 SOURCE = TopicSource

@@ -258,6 +258,25 @@ def test_the_runner_hears_at_once_that_a_leg_has_begun() -> None:
     assert share.ended.wait(SECONDS)
 
 
+def test_a_leg_that_does_not_close_leaves_no_runner_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda one: raised.append(one.exc_value))
+    nothing: Any = None
+    share = OfAnIdleLeg(nothing, 0, nothing, Hearing(), {}, ManualClock().seconds)
+    share.start(1, "7")
+    damage, ended = ValueError("damage"), list[str]()
+
+    def close() -> None:
+        raise damage
+
+    share._legs[0].leg.close = close
+    share.at_the_end(lambda: ended.append("withdrawn"))
+    share.stop()
+    assert share.ended.wait(SECONDS)
+    share._reporter.join(SECONDS)
+    assert (ended, raised) == (["withdrawn"], [damage])
+
+
 def test_a_process_tells_at_once_which_neighbour_has_ended() -> None:
     own = Process.own()
     ended = Process(own.host, own.pid, "the mark of another process")
