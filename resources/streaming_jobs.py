@@ -32,6 +32,7 @@ from pipelines.control.control import (
     controlled,
     find_runners,
     forget_halts,
+    last_words,
     note_stop,
     read_desired,
     read_halts,
@@ -43,7 +44,7 @@ from pipelines.control.control import (
     write_launched,
 )
 from pipelines.control.job_state import JobState, summarize
-from pipelines.control.processes import Popen, ProcessIdentity, spawn
+from pipelines.control.processes import Popen, spawn
 from pipelines.control.runner_log import bound_log, last_message, new_log
 from pipelines.errors import ConfigurationError, HaltError, RetryableError
 from pipelines.home import default_home
@@ -372,7 +373,8 @@ class StreamingJobs(dg.ConfigurableResource[None]):
         count, left = stop_runners(directory, None, patience)
         if left and kill_after is None:
             raise HaltError(
-                f"stopping {directory.name}: {_pids(left)} has not ended within {patience}; stop it with a time to kill it after"
+                f"stopping {directory.name}: {last_words(directory, left)} has not ended within {patience}; stop it with a time to kill "
+                "it after"
             )
         for process in left:
             process.kill()
@@ -411,7 +413,3 @@ def _halted(state: JobState, halts: dict[LegId, Halt]) -> JobState:
 def _absent(desired: Desired | None, running: list[LegId]) -> tuple[LegId, ...]:
     """Return the legs that should run here and do not."""
     return tuple(leg for leg in desired.legs if leg not in running) if desired and desired.state == "running" else ()
-
-
-def _pids(processes: list[ProcessIdentity]) -> str:
-    return "process " + ", ".join(str(process.pid) for process in processes)

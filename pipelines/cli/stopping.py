@@ -16,14 +16,14 @@ def stop_runners_of(config: PipelineConfig, legs: Collection[str] | None = None)
 
     Raise HaltError for one that still works after two minutes.
     """
-    from pipelines.control.control import note_stop, stop_runners
+    from pipelines.control.control import last_words, note_stop, stop_runners
 
     directory = directory_of(config)
     note_stop(directory, legs)
     count, left = stop_runners(directory, legs, _PATIENCE)
     if left:
-        named = ", ".join(str(process.pid) for process in left)
         raise HaltError(
-            f"stopping: process {named} did not end within {_PATIENCE.total_seconds():.0f} s; end it with kill -9, nothing is lost"
+            f"stopping: {last_words(directory, left)} did not end within {_PATIENCE.total_seconds():.0f} s; end it with kill -9, nothing "
+            "is lost"
         )
     return count

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from pipelines.control.processes import POLL_SECONDS, ProcessIdentity, host_mark, start_mark
+from pipelines.control.runner_log import last_message
 from pipelines.errors import HaltError
 from pipelines.private import private_directory, write_whole
 from pipelines.protocol.topology import LegId, data_place, in_data_order, is_token
@@ -297,3 +298,10 @@ def stop_runners(directory: Path, legs: Collection[str] | None, patience: timede
             break
         time.sleep(POLL_SECONDS)
     return len(signaled), left
+
+
+def last_words(directory: Path, left: Collection[ProcessIdentity]) -> str:
+    """Return which processes are left of a stop, and the last message in the log of each."""
+    logs = {runner["pid"]: str(runner.get("log") or "") for runner in find_runners(directory)}
+    said = {process.pid: last_message(Path(log)) if (log := logs.get(process.pid)) else "" for process in left}
+    return ", ".join(f"process {pid} ({words})" if words else f"process {pid}" for pid, words in said.items())

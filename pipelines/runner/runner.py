@@ -48,6 +48,7 @@ from pipelines.protocol.tally import Tally, tally
 from pipelines.protocol.topology import LegId
 from pipelines.rollups.fills import RollupFills, fills_of
 from pipelines.runner.caught_up import LegsLeft, begun
+from pipelines.runner.ending import end
 from pipelines.runner.epochs import Epochs
 from pipelines.runner.events import Event, Report, ignore, step
 from pipelines.runner.file_checks import check_file, check_master
@@ -394,41 +395,34 @@ class Runner:
         self.stop_requested.set()
 
     def _shut_down(self) -> None:
-        """Let the batches in progress finish, then release everything in the opposite order.
-
-        A step that fails is reported and does not prevent the others: the run's own outcome is more important.
-        """
+        """Let the batches in progress finish, then release everything in the opposite order."""
         self.stop_requested.set()
         self.report(Event("begin", "stopping: batches in work are finished"))
-        for last_step in self._last_steps():
-            try:
-                last_step()
-            except Exception as error:
-                self.announce(f"while stopping: {type(error).__name__}: {error}")
+        end(self._last_steps(), self.announce)
 
-    def _last_steps(self) -> Iterator[Callable[[], object]]:
+    def _last_steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
         for service in self._beside:
-            yield service.close
+            yield "what works beside the legs", service.close
         if self._epochs is not None:
-            yield self._epochs.stop
+            yield "the legs, which finish their batches", self._epochs.stop
         if self.retention is not None:
-            yield self.retention.close
+            yield "a purge", self.retention.close
         if self.pace is not None:
-            yield self.pace.close
+            yield "a look at what waits", self.pace.close
         if self.lookups is not None:
-            yield self.lookups.close
+            yield "a look-up table", self.lookups.close
         if self._session is not None:
-            yield partial(self._engine.close, self._session)
-        for source in self.sources.values():
-            yield source.close
+            yield "Spark", partial(self._engine.close, self._session)
+        for leg, source in self.sources.items():
+            yield f"the source of {leg}", source.close
         for copier in self.copiers.values():
-            yield partial(self._end_copying, copier)
+            yield "the copy of the ledger", partial(self._end_copying, copier)
         for fills in self._rollups:
-            yield fills.close
-        yield partial(release_all, self.leases.values())
+            yield "a rollup", fills.close
+        yield "the leases, which NATS holds", partial(release_all, self.leases.values())
         if self._tally_before is not None:
-            yield self._report_tally
-        yield self.log.close
+            yield "the account, which NATS holds", self._report_tally
+        yield "NATS", self.log.close
 
     def _report_tally(self) -> None:
         if self._tally_before is not None:
