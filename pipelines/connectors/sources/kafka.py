@@ -109,7 +109,7 @@ class TopicSource(KafkaTopic):
         self.discard()
         if self._group is None:
             return
-        # A commit that is waited for has no limit of its own, nor has the close behind it (librdkafka 2.16: over 400 s, a paused broker).
+        # Neither a commit that is waited for nor the close behind it has a limit (librdkafka 2.16, its issue 3740).
         ending = threading.Thread(target=_end, args=(self._group, self._published), name="last commit", daemon=True)
         ending.start()
         ending.join(_LAST_COMMIT_SECONDS)
