@@ -1,8 +1,6 @@
 """The JetStream connector against a real server."""
 
-import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,9 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 import nats.errors
+import psutil
 import pytest
 from nats.js import JetStreamContext
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, pause, wait_until
 
 from pipelines.config import NatsConnection, load
 from pipelines.connectors.nats import streams as jetstream
@@ -142,15 +141,14 @@ def test_a_fetch_takes_nothing_behind_its_range(log: JetStream, stream: str) -> 
 def test_a_read_under_way_ends_with_its_connection(log: JetStream, stream: str, running_stack: LocalStack) -> None:
     publish(log, f"{stream}.a", [b"x"])
     other = JetStream(NatsConnection(url=running_stack.addresses().nats_url), "other").connect()
-    nats, failed = running_stack.server("nats").pid, list[str]()
-    assert nats is not None
+    nats, failed = psutil.Process(running_stack.server("nats").pid), list[str]()
 
     def read() -> None:
         with pytest.raises(RetryableError) as raised:
             list(other.fetch(stream, f"{stream}.a", 0, 1))
         failed.append(str(raised.value))
 
-    os.kill(nats, signal.SIGSTOP)
+    pause(nats)
     try:
         reader = threading.Thread(target=read)
         reader.start()
@@ -158,7 +156,7 @@ def test_a_read_under_way_ends_with_its_connection(log: JetStream, stream: str, 
         other.close()
         reader.join(REQUEST_TIMEOUT_SECONDS)
     finally:
-        os.kill(nats, signal.SIGCONT)
+        nats.resume()
     assert failed == [f"reading {stream} from 1 to 1: NATS did not answer (ConnectionClosedError)"]
 
 

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 REQUEST_TIMEOUT_SECONDS = 5.0
+_LAST_TASKS_SECONDS = 1.0
 # A connection silenced by a firewall or a lost host is replaced within 12 s. The client's own defaults: 6 min.
 _PINGS = {"ping_interval": 4.0, "max_outstanding_pings": 2}
 
@@ -63,7 +64,7 @@ class Connection:
         """Close the connection. Raise nothing: the caller has its result, or a more useful error."""
         if self._client is not None:
             with suppress(TallyflowError):
-                self._wait("closing the NATS connection", self._client.close())
+                self._wait("closing the NATS connection", _end(self._client))
             self._client = None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
@@ -197,3 +198,10 @@ class Connection:
             await client.flush()
 
         self._wait(f"notifying {subject}", send())
+
+
+async def _end(client: Client) -> None:
+    """Close the client; let what is under way end with it, for a moment: the caller of what ends behind the loop would wait for good."""
+    await client.close()
+    if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(under_way, timeout=_LAST_TASKS_SECONDS)
