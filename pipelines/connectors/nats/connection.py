@@ -201,7 +201,7 @@ class Connection:
 
 
 async def _end(client: Client) -> None:
-    """Close the client; let what is under way end with it, for a moment: the caller of what ends behind the loop would wait for good."""
+    """Close the client; let what is under way end with it, for a moment: behind the end of the loop its caller would wait all its time."""
     await client.close()
     if under_way := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(under_way, timeout=_LAST_TASKS_SECONDS)
