@@ -178,6 +178,8 @@ def test_hosts_are_lost_with_their_caches_and_no_order_is(case: PipelineCase, ob
                 else:
                     killer.kill(chance.choice(KINDS), at_once=chance.random() < 0.25)
         load.send(max(0, ORDERS - load.sent))
+        # Rows of a lost driver's executors come before the next driver takes signals.
+        wait_until(lambda: " ready after " in cluster.driver.said, "a driver that is ready")
         cluster.driver.command().send_signal(signal.SIGTERM)
         assert cluster.driver.wait(PATIENCE_SECONDS) == 0, cluster.driver.said
         cluster.start_driver("--until-caught-up")
