@@ -22,7 +22,9 @@ def test_a_step_that_takes_long_is_told_while_it_does() -> None:
 
     def tell(message: str) -> None:
         told.append(message)
-        is_told.set()
+        # On a busy machine the quick step may be told, too.
+        if message.endswith("topic orders"):
+            is_told.set()
 
     def step() -> None:
         assert is_told.wait(SECONDS)
