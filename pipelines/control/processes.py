@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -167,9 +168,14 @@ def start_mark(pid: int, *, zombie: bool = False) -> str | None:
     try:
         # proc(5): field 2 is the name in parentheses and may hold anything, field 3 is the state, field 22 the start in ticks since boot.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = _boot_mark()
     except (FileNotFoundError, ProcessLookupError):
         return None
     if fields[0] in "ZX" and not zombie:
         return None
     return f"{boot}/{fields[19]}"
+
+
+@cache
+def _boot_mark() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from socket import gethostname
 from typing import Protocol
@@ -46,6 +46,7 @@ class Process(Form):
         return f"{self.host.partition(' ')[0]}:{self.pid}"
 
 
+@cache
 def _place() -> str:
     namespace = ""
     with suppress(OSError):
