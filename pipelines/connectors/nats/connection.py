@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -13,6 +12,7 @@ from nats.errors import NoRespondersError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error, too_large
+from pipelines.connectors.nats.loop_work import LoopWork
 from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError, TallyflowError
@@ -122,15 +122,15 @@ class Connection:
         raise RetryableError(f"{doing}: NATS did not answer ({reason})")
 
     def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
-        return self._result(doing, asyncio.run_coroutine_threadsafe(work, self._loop), timeout)
+        return self._result(doing, LoopWork(self._loop, work), timeout)
 
-    def _result(self, doing: str, future: "Future[T]", timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+    def _result(self, doing: str, work: LoopWork[T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
         try:
-            return future.result(timeout)
+            return work.result(timeout)
         except TallyflowError:
             raise
         except Exception as error:
-            future.cancel()
+            work.cancel()
             raise map_error(doing, error, self._classes) from error
 
     @property

@@ -4,10 +4,15 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import nats.aio.client
 import nats.errors
 from nats.aio.client import Client
 
 from pipelines.config import NatsConnection
+
+# A frame of 250 kB comes in one piece instead of eight, each with a turn of the loop: 360 us of CPU instead of 480 (2 cores). nats-py 2.16
+# has no option for it.
+nats.aio.client.DEFAULT_BUFFER_SIZE = 1024 * 1024
 
 
 class NoTlsError(nats.errors.Error):  # type: ignore[misc]

@@ -8,7 +8,6 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 import asyncio
 import json
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
 from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.nats.errors import map_error
+from pipelines.connectors.nats.loop_work import LoopWork
 from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
 from pipelines.connectors.nats.stream_settings import check_stream
 from pipelines.errors import HaltError, RetryableError
@@ -190,10 +190,10 @@ class Streams(Connection):
         doing = f"reading {stream} from {after + 1} to {to}"
         self.connect()
 
-        def ask(after: int) -> "Future[tuple[list[Message], bool]]":
+        def ask(after: int) -> LoopWork[tuple[list[Message], bool]]:
             most = min(FETCH_BATCH_MESSAGES, to - after)
             window = {"next_by_subj": subject, "batch": most, "max_bytes": FETCH_BATCH_BYTES, "seq": after + 1}
-            return asyncio.run_coroutine_threadsafe(self._direct(stream, window), self._loop)
+            return LoopWork(self._loop, self._direct(stream, window))
 
         pending = ask(after) if after < to else None
         while pending is not None:
