@@ -8,12 +8,14 @@ from typing import Any, Self, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import NoRespondersError
 
 from pipelines.config import NatsConnection
 from pipelines.connectors.nats.errors import TABLE_CLASSES, map_error, too_large
 from pipelines.connectors.nats.loop_work import LoopWork
 from pipelines.connectors.nats.settings import NoTlsError, connection_options, new_client
+from pipelines.connectors.nats.wire import Exchange, Wire, is_plain, taken_over
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError, TallyflowError
 
@@ -46,13 +48,33 @@ class Connection:
         self._closed: asyncio.Future[None]
         """Done once the client is closed: nothing more is answered."""
         self._connecting = threading.Lock()
+        self._wire: Wire | None = None
+        self._wiring = threading.Lock()
 
     def connect(self) -> Self:
         """Connect now, so that a wrong address or password is noticed before anything starts. Idempotent."""
         with self._connecting:
             if self._client is None:
-                self._client = self._wait(f"connecting to NATS at {self._settings.url}", self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
+                self._client = self._wait(self._doing, self._connect(), CONNECT_TIMEOUT_SECONDS + 1)
         return self
+
+    @property
+    def _doing(self) -> str:
+        return f"connecting to NATS at {self._settings.url}"
+
+    def _plain_wire(self) -> Wire | None:
+        """Return the connection for frames and requests, made anew if it was lost; None if this one encrypts."""
+        client = self._connected
+        with self._wiring:
+            if self._wire is None or self._wire.is_closed:
+                self._wire = self._wait(self._doing, self._open_wire(), CONNECT_TIMEOUT_SECONDS + 1) if is_plain(client) else None
+            return self._wire
+
+    async def _open_wire(self) -> Wire:
+        async def ignore() -> None:
+            pass
+
+        return await taken_over(await self._open(f"{self._name} frames", ignore))
 
     def check_payload(self, least_bytes: int) -> None:
         """Raise an error, a HaltError unless the file says otherwise, if the server takes no message of so many bytes, headers included."""
@@ -62,6 +84,8 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection. Raise nothing: the caller has its result, or a more useful error."""
+        if self._wire is not None:
+            self._wire.close()
         if self._client is not None:
             with suppress(TallyflowError):
                 self._wait("closing the NATS connection", _end(self._client))
@@ -70,7 +94,15 @@ class Connection:
         self._thread.join(timeout=REQUEST_TIMEOUT_SECONDS)
 
     async def _connect(self) -> Client:
-        doing = f"connecting to NATS at {self._settings.url}"
+        self._closed = closed = asyncio.get_running_loop().create_future()
+
+        async def on_closed() -> None:
+            closed.set_result(None)
+
+        return await self._open(self._name, on_closed)
+
+    async def _open(self, name: str, on_closed: Callable[[], Awaitable[None]]) -> Client:
+        doing = self._doing
         try:
             options = connection_options(self._settings)
         except OSError as error:
@@ -84,16 +116,11 @@ class Connection:
             if len(refused) >= len(self._settings.servers):
                 all_refused.set()
 
-        self._closed = closed = asyncio.get_running_loop().create_future()
-
-        async def on_closed() -> None:
-            closed.set_result(None)
-
         client = new_client(self._settings)
         connecting = asyncio.ensure_future(
             client.connect(
                 list(self._settings.servers),
-                name=self._name,
+                name=name,
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.25,
@@ -124,7 +151,7 @@ class Connection:
     def _wait(self, doing: str, work: Coroutine[Any, Any, T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
         return self._result(doing, LoopWork(self._loop, work), timeout)
 
-    def _result(self, doing: str, work: LoopWork[T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
+    def _result(self, doing: str, work: LoopWork[T] | Exchange[T], timeout: float = 2 * REQUEST_TIMEOUT_SECONDS) -> T:
         try:
             return work.result(timeout)
         except TallyflowError:
@@ -154,7 +181,15 @@ class Connection:
         return self._subscribed(subject, received)
 
     def _subscribed(self, subject: str, received: Callable[[Msg], Awaitable[None]]) -> Callable[[], None]:
-        subscription = self._wait(f"subscribing to {subject}", self._connected.subscribe(subject, cb=received))
+        client = self._connected
+
+        async def subscribe() -> Subscription:
+            made = await client.subscribe(subject, cb=received)
+            # What a wire sends from now on comes behind it.
+            await client.flush(REQUEST_TIMEOUT_SECONDS)
+            return made
+
+        subscription = self._wait(f"subscribing to {subject}", subscribe())
         return lambda: self._wait(f"unsubscribing from {subject}", subscription.unsubscribe())
 
     def request(self, subject: str, payload: bytes, seconds: float = REQUEST_TIMEOUT_SECONDS) -> bytes:

@@ -1,9 +1,13 @@
 """Stored messages of the server and the client as our `Message`."""
 
+from base64 import b64decode
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from nats.aio.msg import Msg
 
+from pipelines.connectors.nats.wire import Reply, parsed_headers
 from pipelines.protocol.records import Message
 
 _DIRECT_HEADERS = {
@@ -35,7 +39,13 @@ def sequence_and_time(delivered: Msg) -> tuple[int, datetime]:
     return int(sequence), datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
 
 
-def direct_message(reply: Msg) -> Message:
+def stored_message(told: Mapping[str, Any]) -> Message:
+    """Return a message as the answer of the stream's leader holds it."""
+    headers = parsed_headers(b64decode(told["hdrs"])) if "hdrs" in told else {}
+    return Message(told["subject"], told["seq"], instant(told["time"]), b64decode(told.get("data", "")), headers)
+
+
+def direct_message(reply: Msg | Reply) -> Message:
     headers = reply.headers or {}
     own = {name: value for name, value in headers.items() if name not in _DIRECT_HEADERS}
     return Message(headers["Nats-Subject"], int(headers["Nats-Sequence"]), instant(headers["Nats-Time-Stamp"]), reply.data, own)

@@ -1,4 +1,4 @@
-"""NATS JetStream as the pipeline uses it: one connection per process, driven from ordinary threads.
+"""NATS JetStream as the pipeline uses it: one connection per process, driven from ordinary threads; what is asked often goes over a `wire`.
 
 Reads of resume points go to the stream's leader (`STREAM.MSG.GET`); ranges are read with batched direct gets (ADR-31), which need no
 consumer on the server, so a crashed reader leaves nothing behind. Writers use compare-and-set per subject only: message ids
@@ -7,24 +7,27 @@ deduplicate within a time window and prove nothing (reference/reliability.md sec
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, NoRespondersError, TimeoutError
 from nats.js import JetStreamContext, api
-from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from pipelines.connectors.nats.connection import REQUEST_TIMEOUT_SECONDS, Connection
 from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.nats.errors import map_error
 from pipelines.connectors.nats.loop_work import LoopWork
-from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time
+from pipelines.connectors.nats.messages import direct_message, instant, sequence_and_time, stored_message
 from pipelines.connectors.nats.stream_settings import check_stream
+from pipelines.connectors.nats.wire import DESCRIPTION, NOBODY, STATUS, Exchange, Reply, Request, Wire
 from pipelines.errors import HaltError, RetryableError
 from pipelines.protocol.ledger import Append, Outcome
 from pipelines.protocol.naming import stream_of_subject
@@ -34,6 +37,7 @@ FETCH_BATCH_MESSAGES = 256
 # After a pull of 100 MB in one request the server closed the connection as a slow consumer (reliability.md section 3).
 FETCH_BATCH_BYTES = 8 * 1024 * 1024
 _NO_MESSAGE = 10037
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,64 @@ def _publishing(subject: str) -> str:
     return f"publishing to {subject} of stream {stream_of_subject(subject)}"
 
 
-async def _stored(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> int:
+async def _asked(client: Client, requests: Sequence[Request]) -> list[Reply | BaseException]:
+    """Ask through the client, where there is no wire."""
+
+    async def ask(request: Request) -> Reply:
+        headers = dict(request.headers) or None
+        try:
+            reply = await client.request(request.subject, request.payload, timeout=REQUEST_TIMEOUT_SECONDS, headers=headers)
+        except NoRespondersError:
+            return Reply(b"", {STATUS: NOBODY})
+        return Reply(reply.data, reply.headers or {})
+
+    return await asyncio.gather(*map(ask, requests), return_exceptions=True)
+
+
+def _first_of_each(answers: list[list[Reply]]) -> list[Reply]:
+    return [replies[0] for replies in answers]
+
+
+def _told(answer: Reply | BaseException, nobody: type[Exception] = ServiceUnavailableError) -> dict[str, Any]:
+    """Return what the server says, or raise its error, `nobody` if nobody serves the subject.
+
+    To make the client's classes of it would take 150 us of CPU.
+    """
+    if isinstance(answer, BaseException):
+        raise answer
+    if answer.headers.get(STATUS) == NOBODY:
+        raise nobody
+    told: dict[str, Any] = json.loads(answer.data)
+    if "error" in told:
+        raise APIError.from_error(told["error"])
+    return told
+
+
+def _info_of(stream: str) -> Request:
+    return Request(f"$JS.API.STREAM.INFO.{stream}", b"")
+
+
+def _append(subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> Request:
     condition = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
-    ack = await js.publish(subject, payload, headers={**headers, **condition}, timeout=REQUEST_TIMEOUT_SECONDS)
-    return int(ack.seq)
+    return Request(subject, payload, {**headers, **condition})
 
 
-async def _info(client: Client, stream: str) -> dict[str, Any]:
-    """Return the server's answer of a stream. To make the client's classes of it would take a third of the CPU of the request."""
-    try:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=REQUEST_TIMEOUT_SECONDS)
-    except NoRespondersError as error:
-        raise ServiceUnavailableError from error
-    answer: dict[str, Any] = json.loads(reply.data)
-    if "error" in answer:
-        raise APIError.from_error(answer["error"])
-    return answer
+def _has_more(stream: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a stream holds more behind what was read directly, as the message without a payload at the end tells."""
+    match headers[STATUS]:
+        case "204":
+            return int(headers.get("Nats-Num-Pending", "0")) > 0
+        case "404":
+            return False
+        case "503":
+            raise RetryableError(f"reading {stream}: no direct-get responder (is the stream there, with allow_direct?)")
+        case status:
+            raise HaltError(f"reading {stream}: direct get answered {status} {headers.get(DESCRIPTION, '')}")
+
+
+def _window(stream: str, answers: list[list[Reply]]) -> tuple[list[Message], bool]:
+    ((*messages, end),) = answers
+    return [direct_message(message) for message in messages], _has_more(stream, end.headers)
 
 
 class _Answer:
@@ -91,17 +137,10 @@ class _Answer:
             return
         headers = reply.headers or {}
         try:
-            match headers.get("Status"):
-                case None:
-                    self._messages.append(direct_message(reply))
-                case "204":
-                    self._has_more.set_result(int(headers.get("Nats-Num-Pending", "0")) > 0)
-                case "404":
-                    self._has_more.set_result(False)
-                case "503":
-                    raise RetryableError(f"reading {self._stream}: no direct-get responder (is the stream there, with allow_direct?)")
-                case status:
-                    raise HaltError(f"reading {self._stream}: direct get answered {status} {headers.get('Description', '')}")
+            if STATUS in headers:
+                self._has_more.set_result(_has_more(self._stream, headers))
+            else:
+                self._messages.append(direct_message(reply))
         except Exception as error:
             self._has_more.set_exception(error)
 
@@ -133,46 +172,70 @@ class Streams(Connection):
             self._jetstream = self._connected.jetstream(timeout=REQUEST_TIMEOUT_SECONDS)
         return self._jetstream
 
+    def _answers(self, doing: str, requests: Sequence[Request]) -> list[Reply | BaseException]:
+        """Ask all at once; return the answer of each, or why there is none."""
+        wire = self._plain_wire()
+        if wire is None:
+            return self._wait(doing, _asked(self._connected, requests))
+        fitting = [request for request in requests if wire.fits(request)]
+        answers = iter(self._result(doing, self._sent(doing, wire, fitting, _first_of_each), REQUEST_TIMEOUT_SECONDS) if fitting else ())
+        return [next(answers) if wire.fits(request) else nats.errors.MaxPayloadError() for request in requests]
+
+    def _sent(
+        self,
+        doing: str,
+        wire: Wire,
+        requests: Sequence[Request],
+        read: Callable[[list[list[Reply]]], T],
+        has_ended: Callable[[Reply], bool] = lambda reply: True,
+    ) -> Exchange[T]:
+        try:
+            return wire.ask(requests, read, has_ended)
+        except nats.errors.Error as error:
+            raise map_error(doing, error, self._classes) from error
+
     def store(self, subject: str, payload: bytes, headers: dict[str, str], expected: int | None) -> int:
         """Append one message iff `expected` is the subject's last sequence (0: it is empty; None: whatever it is); return the new one.
 
         Raises ConflictError if it is not. RetryableError means that the outcome is unknown: read the last message before a retry.
         """
-        return self._wait(_publishing(subject), _stored(self._js, subject, payload, headers, expected))
+        (outcome,) = self._stored([_append(subject, payload, headers, expected)])
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
 
     def store_all(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Do `store` for messages of several subjects at once: one turn of the connection's thread for all. Return the outcome of each."""
-        js = self._js
+        """Do `store` for messages of several subjects at once. Return the outcome of each."""
+        return self._stored([_append(*append) for append in appends])
 
-        async def store() -> list[int | BaseException]:
-            return await asyncio.gather(*(_stored(js, *append) for append in appends), return_exceptions=True)
+    def _stored(self, requests: Sequence[Request]) -> list[Outcome]:
+        answers = self._answers(_publishing(requests[0].subject), requests)
 
-        doing = [_publishing(append.subject) for append in appends]
-        found = self._wait(doing[0], store())
-        return [one if isinstance(one, int) else map_error(what, one, self._classes) for what, one in zip(doing, found, strict=True)]
+        def outcome(request: Request, answer: Reply | BaseException) -> Outcome:
+            try:
+                return int(_told(answer, NoStreamResponseError)["seq"])
+            except Exception as error:
+                return map_error(_publishing(request.subject), error, self._classes)
+
+        return [outcome(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def last(self, stream: str, subject: str) -> Message | None:
         """Return the last message of a subject (wildcards allowed), from the stream's leader; None if the subject is empty."""
-        return self._read(stream, subject, self._js.get_msg(stream, subject=subject))
+        return self._read(stream, subject, {"last_by_subj": subject})
 
     def get(self, stream: str, sequence: int) -> Message | None:
         """Return the message at `sequence`, from the stream's leader; None if it is purged or not yet written."""
-        return self._read(stream, str(sequence), self._js.get_msg(stream, seq=sequence))
+        return self._read(stream, str(sequence), {"seq": sequence})
 
-    def _read(self, stream: str, what: str, work: Coroutine[Any, Any, api.RawStreamMsg]) -> Message | None:
-        async def read() -> api.RawStreamMsg | None:
-            try:
-                return await work
-            except NotFoundError as error:
-                if error.err_code == _NO_MESSAGE:
-                    return None
-                raise
-
-        raw = self._wait(f"reading {what} of stream {stream}", read())
-        if raw is None:
-            return None
-        time = raw.time if isinstance(raw.time, datetime) else instant(str(raw.time))
-        return Message(raw.subject, int(raw.seq), time, raw.data or b"", dict(raw.headers or {}))
+    def _read(self, stream: str, what: str, asked: dict[str, str | int]) -> Message | None:
+        doing = f"reading {what} of stream {stream}"
+        (answer,) = self._answers(doing, [Request(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(asked).encode())])
+        try:
+            return stored_message(_told(answer)["message"])
+        except Exception as error:
+            if isinstance(error, NotFoundError) and error.err_code == _NO_MESSAGE:
+                return None
+            raise map_error(doing, error, self._classes) from error
 
     def first_since(self, stream: str, subject: str, instant: datetime) -> Message | None:
         """Return the first message of `subject` whose server time is `instant` or later; None if none is served (a replica may lag)."""
@@ -190,14 +253,19 @@ class Streams(Connection):
         doing = f"reading {stream} from {after + 1} to {to}"
         self.connect()
 
-        def ask(after: int) -> LoopWork[tuple[list[Message], bool]]:
+        def ask(after: int) -> Callable[[], tuple[list[Message], bool]]:
             most = min(FETCH_BATCH_MESSAGES, to - after)
             window = {"next_by_subj": subject, "batch": most, "max_bytes": FETCH_BATCH_BYTES, "seq": after + 1}
-            return LoopWork(self._loop, self._direct(stream, window))
+            wire = self._plain_wire()
+            if wire is None:
+                return partial(self._result, doing, LoopWork(self._loop, self._direct(stream, window)), 4 * REQUEST_TIMEOUT_SECONDS)
+            request = Request(f"$JS.API.DIRECT.GET.{stream}", json.dumps(window).encode())
+            sent = self._sent(doing, wire, [request], partial(_window, stream), lambda reply: STATUS in reply.headers)
+            return partial(self._result, doing, sent, REQUEST_TIMEOUT_SECONDS)
 
         pending = ask(after) if after < to else None
         while pending is not None:
-            messages, more = self._result(doing, pending, 4 * REQUEST_TIMEOUT_SECONDS)
+            messages, more = pending()
             last = messages[-1].sequence if messages else to
             pending = ask(last) if more and last < to else None
             for message in messages:
@@ -263,33 +331,30 @@ class Streams(Connection):
 
     def states(self, streams: Sequence[str]) -> dict[str, StreamState | None]:
         """Return the state of each stream, None if it does not exist; all are asked at once. Raise the error of the first that fails."""
-
-        async def read() -> list[dict[str, Any] | BaseException]:
-            return await asyncio.gather(*(_info(client, stream) for stream in streams), return_exceptions=True)
-
         if not streams:
             return {}
-        client = self._connected
-        infos = self._wait(f"reading the state of stream {streams[0]}", read())
-        return {stream: self._state(stream, info) for stream, info in zip(streams, infos, strict=True)}
+        answers = self._answers(f"reading the state of stream {streams[0]}", list(map(_info_of, streams)))
+        return {stream: self._state(stream, answer) for stream, answer in zip(streams, answers, strict=True)}
 
-    def _state(self, stream: str, info: dict[str, Any] | BaseException) -> StreamState | None:
-        if isinstance(info, NotFoundError):
+    def _state(self, stream: str, answer: Reply | BaseException) -> StreamState | None:
+        try:
+            info = _told(answer)
+        except NotFoundError:
             return None
-        if isinstance(info, BaseException):
-            raise map_error(f"reading the state of stream {stream}", info, self._classes) from info
+        except Exception as error:
+            raise map_error(f"reading the state of stream {stream}", error, self._classes) from error
         state, config = info["state"], info["config"]
         own = config.get("max_bytes") or -1, config.get("metadata") or {}, config
         return StreamState(stream, state["first_seq"], state["last_seq"], state["messages"], state["bytes"], *own)
 
     def clock(self, stream: str) -> datetime:
         """Return the time at the stream's leader, whose clock stamps the messages; other hosts' may differ. Raise if there is no stream."""
-        client = self._connected
-
-        async def read() -> datetime:
-            return instant((await _info(client, stream))["ts"])
-
-        return self._wait(f"reading the clock of stream {stream}", read())
+        doing = f"reading the clock of stream {stream}"
+        (answer,) = self._answers(doing, [_info_of(stream)])
+        try:
+            return instant(_told(answer)["ts"])
+        except APIError as error:
+            raise map_error(doing, error, self._classes) from error
 
     def subjects(self, stream: str, subject: str) -> dict[str, int]:
         """Return the subjects of the stream that match `subject` and hold messages, with their counts."""
