@@ -1,6 +1,8 @@
 """The connection for frames: against the real server through JetStream, and against what a server may send, byte for byte."""
 
+import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +15,7 @@ from support.pipeline_case import wait_until
 from pipelines.config import NatsConnection
 from pipelines.connectors.nats.client import JetStream
 from pipelines.connectors.nats.wire import DESCRIPTION, STATUS, Exchange, Reply, Request, Wire, parsed_headers
+from pipelines.errors import RetryableError
 from pipelines.protocol.ledger import Append
 from resources.local.stack import LocalStack
 
@@ -159,6 +162,39 @@ def test_a_lost_connection_is_made_anew_by_the_next_request(log: JetStream, stre
     first.close()
     assert log.publish(f"{stream}.a", b"y", {}, 1) == 2
     assert log._plain_wire() is not first
+
+
+class CountedLock:
+    """A lock that counts who has asked for it."""
+
+    def __init__(self) -> None:
+        self.asked, self._lock = 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_one_attempt_stands_for_all_that_wait_for_it(log: JetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, attempts = CountedLock(), list[int]()
+
+    async def fail() -> Wire:
+        attempts.append(lock.asked)
+        while lock.asked < 4:
+            await asyncio.sleep(0.001)
+        raise RetryableError("nobody answers")
+
+    monkeypatch.setattr(log, "_wiring", lock)
+    monkeypatch.setattr(log, "_open_wire", fail)
+    with ThreadPoolExecutor(4) as threads:
+        raised = [asking.exception(30) for asking in [threads.submit(log.state, "any") for _ in range(4)]]
+    assert [str(error) for error in raised] == ["nobody answers"] * 4
+    assert len(attempts) == 1
+    monkeypatch.undo()
+    assert log.state("any") is None
 
 
 def test_a_closed_connection_closes_that_for_frames(running_stack: LocalStack) -> None:

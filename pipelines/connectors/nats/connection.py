@@ -50,6 +50,7 @@ class Connection:
         self._connecting = threading.Lock()
         self._wire: Wire | None = None
         self._wiring = threading.Lock()
+        self._wire_failures, self._wire_failure = 0, ""
 
     def connect(self) -> Self:
         """Connect now, so that a wrong address or password is noticed before anything starts. Idempotent."""
@@ -64,10 +65,20 @@ class Connection:
 
     def _plain_wire(self) -> Wire | None:
         """Return the connection for frames and requests, made anew if it was lost; None if this one encrypts."""
-        client = self._connected
+        client, failures = self._connected, self._wire_failures
         with self._wiring:
-            if self._wire is None or self._wire.is_closed:
-                self._wire = self._wait(self._doing, self._open_wire(), CONNECT_TIMEOUT_SECONDS + 1) if is_plain(client) else None
+            if self._wire is not None and not self._wire.is_closed:
+                return self._wire
+            if not is_plain(client):
+                return None
+            if self._wire_failures > failures:
+                # Another thread has tried while this one waited: where nobody answers, each would wait for all before it.
+                raise RetryableError(self._wire_failure)
+            try:
+                self._wire = self._wait(self._doing, self._open_wire(), CONNECT_TIMEOUT_SECONDS + 1)
+            except RetryableError as error:
+                self._wire_failures, self._wire_failure = self._wire_failures + 1, str(error)
+                raise
             return self._wire
 
     async def _open_wire(self) -> Wire:
