@@ -38,10 +38,28 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def of_these_rows(table: pa.Table) -> pa.Table:
-    """Return the table without values of other rows: of a slice from the first row, Arrow would write all values of its unions."""
-    if not any(_holds_union(kind) for kind in table.schema.types):
-        return table
-    return table.take(pa.array(np.arange(table.num_rows)))
+    """Return the table without values of other rows, of which Arrow writes some with a slice of them (pyarrow 26.0).
+
+    These are all values of a union, in a slice from the first row, and the places of all texts in lists, where the slice has no element.
+    """
+    for index, field in enumerate(table.schema):
+        column = table.column(index)
+        if _holds_union(field.type) or any(map(_has_only_others, column.chunks)):
+            table = table.set_column(index, field, column.take(pa.array(np.arange(len(column)))))
+    return table
+
+
+def _has_only_others(values: pa.Array) -> bool:
+    """Return whether a list, or one within, has no element in these rows, but some in others."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return any(_has_only_others(values.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_fixed_size_list(kind):
+        return _has_only_others(values.values.slice(values.offset * kind.list_size, len(values) * kind.list_size))
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind)):
+        return False
+    first, last = (values.offsets[0].as_py(), values.offsets[len(values)].as_py()) if len(values) else (0, 0)
+    return _has_only_others(values.values.slice(first, last - first)) if last > first else len(values.values) > 0
 
 
 @lru_cache(maxsize=1024)

@@ -43,6 +43,41 @@ def test_a_frame_of_some_rows_holds_no_values_of_others() -> None:
     assert decode_frame(encode_frame(nothing)).schema == rows.schema
 
 
+MANY = [f"{number:x}" * 4 for number in range(20_000)]
+LISTS = {
+    "a list": (pa.list_(pa.string()), MANY, []),
+    "a list that is null": (pa.large_list(pa.string()), MANY, None),
+    "a map": (pa.map_(pa.binary(), pa.binary()), [(b"h%d" % number, b"") for number in range(20_000)], None),
+    "a list of lists": (pa.list_(pa.list_(pa.string())), [MANY], [[], []]),
+    "a list of a fixed size": (pa.list_(pa.list_(pa.string()), 2), [MANY, MANY], [[], []]),
+    "a list in an object": (pa.struct([("a", pa.list_(pa.string()))]), {"a": MANY}, {"a": []}),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_a_frame_of_rows_without_elements_holds_none_of_others(case: str) -> None:
+    """Arrow writes where each text of a list lies, also of those in other rows, if the rows of a slice have no element."""
+    kind, many, none = LISTS[case]
+    rows = pa.table({"c": pa.array([none, many, none, many, none], kind)})
+    for first in (0, 2, 4):
+        payload = encode_frame(rows.slice(first, 1))
+        assert decode_frame(payload).to_pylist() == rows.slice(first, 1).to_pylist()
+        assert len(payload) < 4096, first
+    for first in range(5):
+        part = rows.slice(first, 2)
+        assert decode_frame(encode_frame(part)).to_pylist() == part.to_pylist()
+
+
+def test_a_large_record_fits_beside_one_of_many_headers() -> None:
+    """A frame of the large one alone took the places of all headers, too, was too large, and stopped its leg for good."""
+    large = np.random.default_rng(1).bytes(MAX_RECORD_BYTES - 100)
+    table = records(0, [large, b"{}", large], headers=[None, [(b"h", b"")] * 50_000, None])
+    frames = list(cut_frames(table))
+    assert pa.concat_tables([part for part, _ in frames]).to_pylist() == table.to_pylist()
+    assert [decode_frame(payload).num_rows for _, payload in frames] == [part.num_rows for part, _ in frames]
+    assert max(len(payload) for _, payload in frames) <= MAX_FRAME_BYTES
+
+
 def positions(*rows: tuple[int, int, int]) -> pa.Table:
     sequence, ordinal, emit = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {"_tf_sequence": pa.array(sequence, pa.uint64()), "_tf_ordinal": pa.array(ordinal, pa.uint32())}
