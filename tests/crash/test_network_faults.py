@@ -29,7 +29,8 @@ def test_a_nats_that_falls_silent_is_left_for_a_new_connection(proxied: Proxied)
         # New connections say nothing, either, until the leg was seen to wait.
         nats.be_silent()
         case.send_events(1000)
-        waits(runner, "ingest", "NATS did not answer (TimeoutError)")
+        # Which thread is the first to give the connection up decides the rest of the message.
+        waits(runner, "ingest", "NATS did not answer (")
         nats.pass_on()
         wait_until(lambda: nats.connections > before, "a new connection", 60)
     assert case.dead_letters() == []
