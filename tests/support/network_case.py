@@ -54,14 +54,14 @@ def stop(case: PipelineCase, runner: Runner) -> None:
     assert not thread.is_alive(), "a stopped runner has not ended"
 
 
-def waits(runner: Runner, leg: str, words: str) -> None:
-    """Until the leg says that it waits, and why."""
+def waits(runner: Runner, leg: str, *reasons: str) -> None:
+    """Until the leg says that it waits, and one of these reasons."""
 
     def is_reported() -> bool:
         status = runner.legs[leg].status
-        return status.state == "waiting" and words in status.message
+        return status.state == "waiting" and any(reason in status.message for reason in reasons)
 
-    wait_until(is_reported, f"{leg} that waits because of {words!r}")
+    wait_until(is_reported, f"{leg} that waits because of {' or '.join(reasons)}")
 
 
 def halts(runner: Runner, leg: str) -> str:

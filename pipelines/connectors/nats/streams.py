@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import nats.errors
@@ -177,9 +178,10 @@ class Streams(Connection):
         wire = self._plain_wire()
         if wire is None:
             return self._wait(doing, _asked(self._connected, requests))
-        fitting = [request for request in requests if wire.fits(request)]
+        fits = [wire.fits(request) for request in requests]
+        fitting = list(compress(requests, fits))
         answers = iter(self._result(doing, self._sent(doing, wire, fitting, _first_of_each), REQUEST_TIMEOUT_SECONDS) if fitting else ())
-        return [next(answers) if wire.fits(request) else nats.errors.MaxPayloadError() for request in requests]
+        return [next(answers) if is_fitting else nats.errors.MaxPayloadError() for is_fitting in fits]
 
     def _sent(
         self,
