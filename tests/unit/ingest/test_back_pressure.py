@@ -36,9 +36,9 @@ def open_files() -> list[str]:
     """What this process has open, among it what connections that other tests left behind open and close at times of their own."""
     gc.collect()
     opened = []
-    for number in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
-            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+            opened.append(str(descriptor.readlink()))
     return opened
 
 
