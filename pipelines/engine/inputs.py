@@ -3,6 +3,7 @@
 An offset is {part: position}: of a source {partition: next offset}, of a stream {"sequence": last sequence}.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -200,10 +201,18 @@ class SourceInput(Input):
 
 @dataclass(frozen=True)
 class Hold:
-    """The least interval between two batches: `seconds`, or until `rows` wait. The first rows after a quiet time are not held."""
+    """The least interval between two batches: `seconds`, or `behind_seconds` while a backlog is read, unless `rows` or `frames` wait.
 
-    rows: int = 0
+    The first rows after a quiet time are not held.
+    """
+
+    rows: float = math.inf
     seconds: float = 0.0
+    behind_seconds: float = 0.0
+    frames: float = math.inf
+
+
+NO_HOLD = Hold()
 
 
 class StreamInput(Input):
@@ -220,11 +229,16 @@ class StreamInput(Input):
         hold: Hold,
         clock: Callable[[], float] = time.monotonic,
         when_idle: Callable[[], bool] = lambda: False,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create without looking. `when_idle`: called while nothing waits; returns True if it has more to do."""
+        """Create without looking. `when_idle`: called while nothing waits; returns True if it has more to do.
+
+        `is_behind`: tells whether a source's backlog is read.
+        """
         super().__init__()
         self._when_idle, self._has_more = when_idle, False
         self._log, self._names, self._leg, self._upstream, self.hold, self._clock = log, names, leg, upstream, hold, clock
+        self._is_behind = is_behind
         self._held_until: float | None = None
         """Set while rows wait for the end of the interval."""
         self._last_at: float | None = None
@@ -239,12 +253,25 @@ class StreamInput(Input):
         if last == start["sequence"]:
             self._has_more = self._when_idle()
             return start
-        next_at = self._clock() if self._last_at is None else self._last_at + self.hold.seconds
-        if self._clock() < next_at and self._rows_waiting() < self.hold.rows:
+        next_at = self._next_at()
+        if self._clock() < next_at and not self._is_full(last - start["sequence"]):
             self._held_until = next_at
             return start
         self._last_at = self._clock()
         return {"sequence": last}
+
+    def _next_at(self) -> float:
+        """Return when the interval ends in which rows are held."""
+        now = self._clock()
+        if self._last_at is None:
+            return now
+        least, most = self.hold.seconds, max(self.hold.seconds, self.hold.behind_seconds)
+        # A question takes a request: it is asked only if it matters.
+        is_longer = self._last_at + least <= now < self._last_at + most and self._is_behind()
+        return self._last_at + (most if is_longer else least)
+
+    def _is_full(self, frames: int) -> bool:
+        return frames >= self.hold.frames or (self.hold.rows < math.inf and self._rows_waiting() >= self.hold.rows)
 
     def _subscribe(self) -> None:
         for leg in self._upstream[self._subscribed :]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipelines.config import format_duration
 from pipelines.connectors.nats.contiguous import check_contiguous
+from pipelines.engine.backlog import Backlog
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import MAX_FRAMES_PER_BATCH, Hold, Offset, StreamInput
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, fetch_behind, input_mark
@@ -43,6 +44,8 @@ PLAN_BYTES = 256 * 1024 * 1024
 """Limit of the frames of a plan, decoded."""
 CLOCK_SECONDS = 1.0
 """Interval between comparisons of the clocks; a comparison takes a request."""
+_HOLD = Hold(behind_seconds=0.25, frames=2 * LEAST_FRAMES)
+"""While a backlog is read a plan has some frames, which share its fixed costs: among them to read the last one of the plan before again."""
 
 
 class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
@@ -81,12 +84,13 @@ class ProcessLeg(Leg[ProcessPlan, ProcessDone]):
         self._plan_frames, self._step_frames = plan_frames, step_frames
 
     def open_input(self) -> StreamInput:
-        connections = self.connections
-        upstream = connections.config.topology.upstream(self.name)
+        connections, log, names, clock = self.connections, self.connections.log, self.connections.names, self.means.clock
+        topology = connections.config.topology
+        upstream, is_behind = topology.upstream(self.name), Backlog(log, names, topology.ingests, clock).is_read
         join = config_of(connections, connections.run.stage_config).join
         if join is not None and not join.is_timed:
-            return TickedInput(connections.log, connections.names, self.name, upstream, self._next_end_us)
-        return StreamInput(connections.log, connections.names, self.name, upstream, Hold())
+            return TickedInput(log, names, self.name, upstream, self._next_end_us, clock, _HOLD, is_behind)
+        return StreamInput(log, names, self.name, upstream, _HOLD, clock, is_behind=is_behind)
 
     def _next_end_us(self) -> int | None:
         """Return when the window of the oldest waiting left record ends; None if none waits."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.inputs import Hold, Offset, StreamInput
+from pipelines.engine.inputs import NO_HOLD, Hold, Offset, StreamInput
 from pipelines.process.arrivals import microseconds
 from pipelines.protocol.naming import Names
 from pipelines.protocol.ticks import append_tick
@@ -31,14 +31,16 @@ class TickedInput(StreamInput):
         upstream: tuple[LegId, ...],
         next_end_us: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
+        hold: Hold = NO_HOLD,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(log, names, leg, upstream, Hold(), clock)
+        super().__init__(log, names, leg, upstream, hold, clock, is_behind=is_behind)
         self._next_end_us, self._look_at = next_end_us, clock()
         self._seen_end_us: int | None = None
 
     def _available(self, start: Offset) -> Offset:
         end = super()._available(start)
-        if end == start:
+        if end == start and self._held_until is None:
             self._tick_if_due()
         return end
 

@@ -5,6 +5,7 @@ from threading import Event
 
 from pipelines.connectors.nats.contiguous import check_contiguous
 from pipelines.connectors.sinks import Sink
+from pipelines.engine.backlog import Backlog
 from pipelines.engine.connections import Connections
 from pipelines.engine.inputs import Hold, Offset, StreamInput
 from pipelines.engine.leg import LEG_MEANS, Leg, LegMeans, Tenure, check_input, fetch_behind
@@ -24,6 +25,11 @@ from pipelines.sink.parts import in_parts
 from pipelines.sink.rollups import RollupFeeds
 from pipelines.sink.settling import why_unknown
 
+BEHIND_DELAY_SECONDS = 1.0
+"""Least interval between inserts that are not full while a backlog is read: ClickHouse's manual advises one insert per second.
+
+https://clickhouse.com/docs/optimize/bulk-inserts
+"""
 CAUGHT_UP_DELAY_SECONDS = 0.05
 """Limit of the delay in a run that ends once it is caught up."""
 
@@ -53,15 +59,18 @@ class SinkLeg(Leg[SinkPlan, SinkDone]):
         return Attempts(self.connections, self.chain, self.tenure, self.means.clock, lambda: self.begun)
 
     def open_input(self) -> StreamInput:
-        connections = self.connections
-        upstream = connections.config.topology.upstream(self.name)
-        self._input = StreamInput(connections.log, connections.names, self.name, upstream, self._hold(), when_idle=self._fill_when_idle)
+        log, names, clock = self.connections.log, self.connections.names, self.means.clock
+        topology = self.connections.config.topology
+        upstream, is_behind = topology.upstream(self.name), Backlog(log, names, topology.ingests, clock).is_read
+        self._input = StreamInput(log, names, self.name, upstream, self._hold(), clock, self._fill_when_idle, is_behind)
         return self._input
 
     def _hold(self) -> Hold:
         sink = self.connections.config.sink
         seconds = sink.max_delay_time.total_seconds()
-        return Hold(sink.max_batch_size, seconds if self.connections.run.targets is None else min(seconds, CAUGHT_UP_DELAY_SECONDS))
+        if self.connections.run.targets is not None:
+            seconds = min(seconds, CAUGHT_UP_DELAY_SECONDS)
+        return Hold(sink.max_batch_size, seconds, BEHIND_DELAY_SECONDS)
 
     def take_settings(self, settings: str) -> None:
         super().take_settings(settings)

@@ -183,7 +183,8 @@ class ClickHouseSink(SinkModel):
     max_batch_size: Positive = theirs(1000, "Rows that fill a batch; a full batch is inserted at once.", Effect.RELOAD)
     max_delay_time: Window = theirs(
         timedelta(seconds=60),
-        "Longest time a row waits for its batch to fill, and least interval between two batches that are not full.",
+        "Longest time a row waits for its batch to fill, and least interval between two batches that are not full; "
+        "at least 1 s while a backlog is read.",
         Effect.RELOAD,
     )
     mapping: Annotated[tuple[ColumnMapping, ...], Field(min_length=1)] = Field(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.sources import SourceFacts
-from pipelines.engine.inputs import FEW_OFFSETS, IDLE_SECONDS, LINGER_SECONDS, Hold, Input, Offset, SourceInput, StreamInput, admit
+from pipelines.engine.inputs import FEW_OFFSETS, IDLE_SECONDS, LINGER_SECONDS, NO_HOLD, Hold, Input, Offset, SourceInput, StreamInput, admit
 from pipelines.errors import RetryableError
 from pipelines.protocol.bodies import ProcessDone, ProcessPlan
 from pipelines.protocol.ledger import DONE_MARK, Chain
@@ -263,8 +263,8 @@ def log(clock: ManualClock) -> Announcing:
     return Announcing(clock)
 
 
-def stream_input(log: Any, clock: ManualClock, hold: Hold = Hold()) -> StreamInput:  # noqa: B008
-    return StreamInput(log, NAMES, SINK, (PROCESS,), hold, clock.seconds)
+def stream_input(log: Any, clock: ManualClock, hold: Hold = NO_HOLD, is_behind: Callable[[], bool] = lambda: False) -> StreamInput:
+    return StreamInput(log, NAMES, SINK, (PROCESS,), hold, clock.seconds, is_behind=is_behind)
 
 
 def grow(log: MemoryLog, frames: int) -> None:
@@ -349,3 +349,47 @@ def test_rows_are_held_until_the_interval_is_over(log: Announcing, clock: Manual
     clock.advance(timedelta(seconds=3))
     assert waiting._available({"sequence": 1}) == {"sequence": 2}
     assert (waiting._available({"sequence": 2}), waiting._pause()) == ({"sequence": 2}, IDLE_SECONDS)
+
+
+def test_behind_a_backlog_rows_are_held_for_longer(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
+    processed(log, 10)
+    answers = iter([True, True, False])
+    waiting = stream_input(log, clock, Hold(rows=1000, seconds=0.25, behind_seconds=1.0), lambda: next(answers))
+    assert waiting._available({"sequence": 0}) == {"sequence": 2}
+    # The interval that always holds: nobody is asked.
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 0.25)
+    clock.advance(timedelta(seconds=0.25))
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 0.75)
+    clock.advance(timedelta(seconds=0.5))
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 0.25)
+    assert waiting._available({"sequence": 1}) == {"sequence": 2}
+    assert list(answers) == []
+
+
+def test_behind_a_backlog_rows_are_held_no_longer_than_said(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
+    waiting = stream_input(log, clock, Hold(behind_seconds=1.0), lambda: True)
+    waiting._available({"sequence": 0})
+    assert waiting._available({"sequence": 1}) == {"sequence": 1}
+    clock.advance(timedelta(seconds=1))
+    assert waiting._available({"sequence": 1}) == {"sequence": 2}
+
+
+def test_a_backlog_shortens_no_interval(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 2)
+    processed(log, 10)
+    waiting = stream_input(log, clock, Hold(rows=1000, seconds=5.0, behind_seconds=1.0), lambda: True)
+    waiting._available({"sequence": 0})
+    clock.advance(timedelta(seconds=4))
+    assert (waiting._available({"sequence": 1}), waiting._pause()) == ({"sequence": 1}, 1.0)
+
+
+def test_enough_rows_or_frames_are_not_held_behind_a_backlog(log: Announcing, clock: ManualClock) -> None:
+    grow(log, 4)
+    processed(log, 10)
+    for hold in (Hold(rows=10, behind_seconds=1.0), Hold(frames=3, behind_seconds=1.0)):
+        waiting = stream_input(log, clock, hold, lambda: True)
+        waiting._available({"sequence": 0})
+        assert waiting._available({"sequence": 1}) == {"sequence": 4}
+    assert waiting._available({"sequence": 2}) == {"sequence": 2}
