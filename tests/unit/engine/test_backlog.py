@@ -1,6 +1,6 @@
 """Whether an ingest leg reads a backlog, by its chain on the ledger."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -92,9 +92,15 @@ def test_the_begin_is_seen_in_half_a_second_the_end_at_once(log: MemoryLog, cloc
     assert not looked.is_read()
 
 
-def test_legs_behind_a_backlog_take_larger_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryLog, "on_message", lambda *_: None, raising=False)
-    case = LegCase(tmp_path, 1)
+class Unannounced(MemoryLog):
+    """A log whose announcements are lost."""
+
+    def on_message(self, subject: str, callback: Callable[[], None], containing: bytes) -> None:
+        """Nothing is called."""
+
+
+def test_legs_behind_a_backlog_take_larger_batches(tmp_path: Path, clock: ManualClock) -> None:
+    case = LegCase(tmp_path, 1, Unannounced(clock))
     case.config.sink.max_delay_time, case.config.sink.max_batch_size = timedelta(milliseconds=100), 1000
     for leg in (case.process, case.delivery):
         leg.means = LegMeans(clock=case.clock.seconds)
