@@ -20,16 +20,6 @@ ORDERS, USERS = LegId("ingest"), LegId("ingest", "users")
 FEW = BACKLOG_OFFSETS // 2 - 1
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def log(clock: ManualClock) -> MemoryLog:
-    return MemoryLog(clock)
-
-
 def backlog(log: MemoryLog, clock: ManualClock) -> Backlog:
     return Backlog(log, NAMES, (ORDERS, USERS), clock.seconds)
 

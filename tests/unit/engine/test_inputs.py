@@ -122,11 +122,6 @@ class Growing(SourceInput):
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def stop(clock: ManualClock) -> Stop:
     return Stop(clock)
 

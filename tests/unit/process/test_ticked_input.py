@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-import pytest
-
 from pipelines.engine.inputs import Hold
 from pipelines.process.ticks import TickedInput
 from pipelines.protocol.naming import Names
@@ -14,18 +12,12 @@ NAMES = Names("p")
 RAW = NAMES.stream("raw")
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 def frames(log: MemoryLog) -> int:
     state = log.state(RAW)
     return state.last_sequence if state else 0
 
 
-def test_frames_that_are_held_behind_a_backlog_need_no_tick(clock: ManualClock) -> None:
-    log = MemoryLog(clock)
+def test_frames_that_are_held_behind_a_backlog_need_no_tick(log: MemoryLog, clock: ManualClock) -> None:
     log.publish(NAMES.raw("s", 0), b"", {}, 0)
     log.publish(NAMES.raw("s", 1), b"", {}, 0)
     found = TickedInput(log, NAMES, LegId("process"), (), lambda: 0, clock.seconds, Hold(behind_seconds=1.0), lambda: True)

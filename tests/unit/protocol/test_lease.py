@@ -21,16 +21,6 @@ Make = Callable[..., Lease]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def log(clock: ManualClock) -> MemoryLog:
-    return MemoryLog(clock)
-
-
-@pytest.fixture
 def lease(log: MemoryLog, clock: ManualClock, tmp_path: Path) -> Iterator[Make]:
     """Leases on hosts by name; a host has a state directory of its own. None of them outlives the test."""
     made: list[Lease] = []
