@@ -329,15 +329,26 @@ class Coordinator:
         """Whether the epoch has too few tasks, or a lost one works again, or one is where no epoch sent it; all have begun, and report.
 
         Tried again, a task that was sent nowhere would go to any executor, also to one whose Python has not begun.
-        Until the last task has ended the others' processes, and so their executors, are without one. Of a lost task Spark counts the
-        failures in an epoch, and ends all tasks at the fourth; without progress that is what should come.
+        Of a lost task Spark counts the failures in an epoch, and ends all tasks at the fourth; without progress that is what should come.
         """
         with self._lock:
-            holders = [member for member in self._members.values() if member.process in self._begun]
-            is_heard = all(self._clock() - member.heard_at <= SILENT_SECONDS for member in holders)
             is_due = self._epoch_tasks < self.tasks or self._lacks_places
             is_due |= any(self._has_moved(share, before) for share, before in self._taken_over.items())
-            return is_due and is_heard and len(self._begun) >= self._to_begin
+            return is_due and self._have_tasks_begun
+
+    @property
+    def have_tasks_begun(self) -> bool:
+        """Whether all tasks of the epoch have begun, and report.
+
+        Until the last task has ended the others' processes, and so their executors, are without one.
+        """
+        with self._lock:
+            return self._have_tasks_begun
+
+    @property
+    def _have_tasks_begun(self) -> bool:
+        holders = [member for member in self._members.values() if member.process in self._begun]
+        return len(self._begun) >= self._to_begin and all(self._clock() - member.heard_at <= SILENT_SECONDS for member in holders)
 
     @property
     def _lacks_places(self) -> bool:

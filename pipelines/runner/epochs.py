@@ -33,6 +33,8 @@ from pipelines.runner.task import ROWS, task_of
 
 EPOCH_SECONDS = 600.0
 """The next epoch goes on in the same processes, without a gap; an end lets Spark count rows, and give up executors."""
+BEGIN_SECONDS = 60.0
+"""How long an epoch goes on behind its time for a task that has not begun: until the last has ended, the others' processes have none."""
 SLOT_SECONDS = 30.0
 """The run announces that a task has not begun when it has waited so long."""
 STOP_SECONDS = 60.0
@@ -123,7 +125,7 @@ class Epochs:
         if self._is_over.is_set():
             raise StoppedError("the runner is stopping")
         (ours, places), self._began = self._coordinator.begin_epoch(), self._clock()
-        work = task_of(self._run.text(), self._subject, ours, self._epoch_seconds)
+        work = task_of(self._run.text(), self._subject, ours, self._epoch_seconds + BEGIN_SECONDS)
         counted = Observation()
         tasks = rows_at(epoch.sparkSession, places) if any(places) else epoch.select("value").coalesce(len(places))
         done = tasks.mapInArrow(work, ROWS).observe(counted, coalesce(sum_of("rows"), lit(0)).alias("rows"))
@@ -160,7 +162,7 @@ class Epochs:
         return crashed_tasks(self._session)
 
     def _scale(self) -> None:
-        """Keep as many lanes as the load takes; end an epoch when its time is over, or at once if lanes are to join."""
+        """Keep as many lanes as the load takes; end an epoch when its time is over, or as soon as one that begins anew is better."""
         coordinator, before = self._coordinator, self.scaling.lanes
         now = Mark(self._clock(), coordinator.seconds_large)
         self.scaling = self.scaling.next(now, coordinator.lanes, coordinator.allowed_lanes, self.limits)
@@ -168,8 +170,13 @@ class Epochs:
         if self.scaling.lanes != before:
             coordinator.announce(f"lanes: {1 + self.scaling.lanes} instead of {1 + before}, by the load")
         self._tell_of_lacking_slots()
-        if coordinator.is_border_due or self._clock() - self._began >= self._epoch_seconds:
+        if coordinator.is_border_due or self._is_time_over:
             coordinator.end_epoch()
+
+    @property
+    def _is_time_over(self) -> bool:
+        behind = self._clock() - self._began - self._epoch_seconds
+        return behind >= BEGIN_SECONDS or (behind >= 0 and self._coordinator.have_tasks_begun)
 
     @property
     def _has_ended(self) -> bool:

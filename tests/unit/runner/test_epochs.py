@@ -12,7 +12,7 @@ import pytest
 from pipelines.engine.coordinator import UNHEARD_SECONDS, Coordinator, LegView
 from pipelines.engine.line import Join, Process, Report
 from pipelines.engine.release import own_release
-from pipelines.runner.epochs import EPOCH_SECONDS, SLOT_SECONDS, Epochs
+from pipelines.runner.epochs import BEGIN_SECONDS, EPOCH_SECONDS, SLOT_SECONDS, Epochs
 from pipelines.runner.leg_thread import FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS, RESTARTS_WITHOUT_PROGRESS
 from pipelines.runner.scaling import LIMITS, Scaling
 from pipelines.runner.spark_engine import SparkEngine
@@ -163,6 +163,26 @@ def test_an_epoch_ends_by_itself_after_its_time() -> None:
     going = Going()
     going.go_on(2.5 * EPOCH_SECONDS, 0)
     assert (going.borders, going.announced) == ([EPOCH_SECONDS, 2 * EPOCH_SECONDS], [])
+
+
+def test_an_epoch_waits_behind_its_time_for_a_task_to_begin() -> None:
+    """Spark gives up an executor whose tasks have ended, with the legs in it, while that of a new lane starts its Python."""
+    going = Going()
+    going.go_on(10, 0.9)
+    (first,) = going.borders
+    going.go_on(EPOCH_SECONDS, 0.9)
+    assert going.borders == [first]
+    going.members.append(going.join(3))
+    going.go_on(1, 0)
+    assert len(going.borders) == 2
+
+
+def test_an_epoch_whose_lane_gets_no_slot_ends_in_the_end() -> None:
+    going = Going()
+    going.go_on(10, 0.9)
+    (first,) = going.borders
+    going.go_on(EPOCH_SECONDS + BEGIN_SECONDS, 0)
+    assert going.borders == [first, first + EPOCH_SECONDS + BEGIN_SECONDS]
 
 
 def test_no_epoch_ends_early_where_lanes_leave() -> None:
