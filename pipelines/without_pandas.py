@@ -22,13 +22,16 @@ class _NoPandas(MetaPathFinder):
 
 @contextmanager
 def no_pandas() -> Iterator[None]:
-    """Let imports go on as if pandas were not installed, unless this process has imported it."""
+    """Let imports go on as if pandas were not installed, unless this process has imported it.
+
+    The list of finders is replaced, never changed: an import of another thread, which goes through it, would miss the next one.
+    """
     finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
+    sys.meta_path = [finder, *sys.meta_path]
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path = [other for other in sys.meta_path if other is not finder]
 
 
 def leave_out_pandas() -> None:

@@ -1,7 +1,16 @@
 """A runner and its workers never import pandas; whoever needs it later has all of it."""
 
+import importlib
 import subprocess
 import sys
+from contextlib import ExitStack
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from typing import Any
+
+import pytest
+
+from pipelines.without_pandas import no_pandas
 
 _A_WORKER = """
 import sys
@@ -26,3 +35,22 @@ assert empty_table(schema).equals(schema.empty_table(), check_metadata=True)
 def test_a_worker_converts_without_pandas_until_it_needs_it() -> None:
     ended = subprocess.run([sys.executable, "-c", _A_WORKER], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+class Between(MetaPathFinder):
+    """Finds nothing; while it is asked, another thread comes to the end of its own imports without pandas."""
+
+    def __init__(self, others: ExitStack) -> None:
+        self._others = others
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        self._others.close()
+
+
+def test_an_import_beside_the_end_finds_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner imports Spark without pandas while its other threads import, such as that which answers at `/status`."""
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with ExitStack() as others:
+        monkeypatch.setattr(sys, "meta_path", [Between(others), PathFinder])
+        others.enter_context(no_pandas())
+        assert importlib.import_module("colorsys").rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
