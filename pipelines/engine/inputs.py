@@ -24,7 +24,7 @@ MAX_OFFSETS_PER_BATCH = 500_000
 MAX_FRAMES_PER_BATCH = 128
 IDLE_SECONDS = 0.5
 """A stream is looked at so often without an announcement: an announcement may be lost while the client reconnects."""
-LINGER_SECONDS = 0.1
+LINGER_SECONDS = 0.125
 """Interval between the batches of a trickling source: a batch has fixed costs in every leg, however few its rows are."""
 FEW_OFFSETS = 20_000
 """A batch of fewer offsets is followed by a pause of LINGER_SECONDS."""
