@@ -80,10 +80,17 @@ class MeasuredPipeline:
         if not found:
             return None
         try:
-            answer: dict[str, Any] = self._http.get(f"http://127.0.0.1:{found[0]['port']}/status").json()
+            answer = self._http.get(f"http://127.0.0.1:{found[0]['port']}/status")
         except httpx.TransportError:
             return None
-        return answer
+        if not answer.is_success:
+            raise RuntimeError(f"/status answers {answer.status_code}, {answer.text[:200]!r}: {self._last_words}")
+        status: dict[str, Any] = answer.json()
+        return status
+
+    @property
+    def _last_words(self) -> str:
+        return (self.directory / "runner.log").read_text()[-2000:]
 
     def rows(self, leg: str, count: str) -> int:
         status = self.status()
@@ -94,9 +101,7 @@ class MeasuredPipeline:
         while not condition():
             assert self._process is not None
             if self._process.poll() is not None:
-                raise RuntimeError(
-                    f"the runner ended with {self._process.returncode}: {(self.directory / 'runner.log').read_text()[-2000:]}"
-                )
+                raise RuntimeError(f"the runner ended with {self._process.returncode}: {self._last_words}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.pipeline}: waited {seconds:.0f} s; status {json.dumps(self.status())[:1000]}")
             time.sleep(0.1)
