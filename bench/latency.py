@@ -3,19 +3,26 @@
 import json
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-import clickhouse_connect
 import numpy as np
 from confluent_kafka import Producer
 
 from bench.pipeline import MeasuredPipeline
 from bench.processes import PIPELINE_GROUPS, Meter
+from bench.release import HERE, Release
 from pipelines.demo.produce import ensure_topic
 from resources.local.stack import LocalStack
 
+PER_SECOND = 1000
 WARM_UP_SECONDS = 30.0
+SETTLE_SECONDS = 10.0
+IDLE_SECONDS = 40.0
 LOOK_EVERY_SECONDS = 0.02
 OVERLAP_SEQUENCES = 50
 """Rows of a lower raw sequence may become visible after those of a higher one, in another bucket."""
@@ -32,31 +39,29 @@ class Latency:
     busy_cores: float
     idle_cores: float
 
-
-def measure(stack: LocalStack, topic: str, with_dedup: bool, per_second: int, seconds: float, idle_seconds: float) -> Latency:
-    addresses = stack.addresses()
-    ensure_topic(addresses.kafka_client, topic, 4)
-    with MeasuredPipeline(stack, topic, with_dedup) as pipeline:
-        return _measure(stack, pipeline, per_second, seconds, idle_seconds)
+    def figures(self) -> dict[str, float]:
+        """What is compared with another release."""
+        return {"p50, ms": self.p50_ms, "p99, ms": self.p99_ms, "cores": self.busy_cores, "cores, idle": self.idle_cores}
 
 
-def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, seconds: float, idle_seconds: float) -> Latency:
-    topic = pipeline.topic
+def measure(stack: LocalStack, topic: str, with_dedup: bool, seconds: float, release: Release = HERE) -> Latency:
+    ensure_topic(stack.addresses().kafka_client, topic, 4)
+    with MeasuredPipeline(stack, topic, with_dedup, release=release) as pipeline:
+        return _measure(stack, pipeline, seconds)
+
+
+def _measure(stack: LocalStack, pipeline: MeasuredPipeline, seconds: float) -> Latency:
     pid = pipeline.start()
     pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
     meter = Meter(pid, {name: int(stack.server(name).pid or 0) for name in ("kafka", "nats", "clickhouse")})
-    stop = threading.Event()
-    producer = threading.Thread(target=produce, args=(stack.addresses().kafka_client, topic, per_second, stop), daemon=True)
-    producer.start()
-    time.sleep(WARM_UP_SECONDS)
-    before, begun = meter.read(), time.monotonic()
-    latencies = watch(pipeline, seconds)
-    used, elapsed = meter.read().since(before), time.monotonic() - begun
-    stop.set()
-    producer.join()
-    time.sleep(10)
+    with producing(stack, pipeline.topic):
+        time.sleep(WARM_UP_SECONDS)
+        before, begun = meter.read(), time.monotonic()
+        latencies = [one.latency_ms for one in watch(pipeline, seconds)]
+        used, elapsed = meter.read().since(before), time.monotonic() - begun
+    time.sleep(SETTLE_SECONDS)
     resting, rested = meter.read(), time.monotonic()
-    time.sleep(idle_seconds)
+    time.sleep(IDLE_SECONDS)
     idle, idled = meter.read().since(resting), time.monotonic() - rested
     p50, p95, p99 = np.percentile(latencies, [50, 95, 99])
     return Latency(
@@ -69,19 +74,37 @@ def _measure(stack: LocalStack, pipeline: MeasuredPipeline, per_second: int, sec
     )
 
 
-def produce(connection: dict[str, str], topic: str, per_second: int, stop: threading.Event) -> None:
-    """Sends `per_second` orders evenly, in steps of 10 ms, each with the instant of its sending."""
-    producer = Producer({**connection, "linger.ms": 0})
-    begun = time.monotonic()
-    number = 0
-    while not stop.is_set():
-        due = int((time.monotonic() - begun) * per_second)
-        for index in range(number, due):
-            producer.produce(topic, _order(index), key=str(index).encode())
-        number = max(number, due)
-        producer.poll(0)
-        stop.wait(0.01)
-    producer.flush(10)
+class Load:
+    """Orders that a thread sends; `sent`: how many it has handed to the producer."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def send(self, connection: dict[str, str], topic: str, stop: threading.Event) -> None:
+        """Sends PER_SECOND orders evenly, in steps of 10 ms, each with the instant of its sending; all are in Kafka when it returns."""
+        producer = Producer({**connection, "linger.ms": 0})
+        begun = time.monotonic()
+        while not stop.is_set():
+            due = int((time.monotonic() - begun) * PER_SECOND)
+            for number in range(self.sent, due):
+                producer.produce(topic, _order(number), key=str(number).encode())
+            self.sent = max(self.sent, due)
+            producer.poll(0)
+            stop.wait(0.01)
+        if left := producer.flush(10):
+            raise RuntimeError(f"Kafka has not taken the last {left} orders within 10 s")
+
+
+@contextmanager
+def producing(stack: LocalStack, topic: str) -> Iterator[Load]:
+    load, stop = Load(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(load.send, stack.addresses().kafka_client, topic, stop)
+        try:
+            yield load
+        finally:
+            stop.set()
+        sending.result()
 
 
 def _order(number: int) -> bytes:
@@ -98,21 +121,22 @@ def _order(number: int) -> bytes:
     return json.dumps(order).encode()
 
 
-def watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
-    """Looks every 20 ms for rows not seen before, for `seconds`; a row's latency ends when the answer that shows it has come."""
-    addresses = pipeline.addresses
-    client = clickhouse_connect.get_client(
-        host=addresses.clickhouse_host,
-        port=addresses.clickhouse_port,
-        username=addresses.clickhouse_user,
-        password=addresses.clickhouse_password,
-    )
+class Seen(NamedTuple):
+    """When an order was sent, since 1970, and how long after that the answer that shows its row has come."""
+
+    sent_ms: float
+    latency_ms: float
+
+
+def watch(pipeline: MeasuredPipeline, seconds: float) -> list[Seen]:
+    """Looks every 20 ms for rows not seen before, for `seconds`."""
+    client = pipeline.clickhouse()
     query = (
         "SELECT _tf_partition, _tf_offset, _tf_sequence, toUnixTimestamp64Milli(ordered_at) "
         f"FROM {pipeline.table} WHERE _tf_sequence > {{after:UInt64}}"
     )
     seen: set[tuple[int, int]] = set()
-    latencies: list[float] = []
+    found: list[Seen] = []
     rows = client.query(query, {"after": 0}).result_rows
     seen.update((partition, offset) for partition, offset, _, _ in rows)
     newest = max(sequence for _, _, sequence, _ in rows)
@@ -124,6 +148,6 @@ def watch(pipeline: MeasuredPipeline, seconds: float) -> list[float]:
             if (partition, offset) not in seen:
                 seen.add((partition, offset))
                 newest = max(newest, sequence)
-                latencies.append(now_ms - sent_ms)
+                found.append(Seen(sent_ms, now_ms - sent_ms))
         time.sleep(LOOK_EVERY_SECONDS)
-    return latencies
+    return found

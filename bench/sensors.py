@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 import yaml
 
+from bench.release import HERE
 from dagster_project.definitions import RESOURCES, build_definitions
 from dagster_project.pipeline_files import read_pipeline_files
 from pipelines.control.processes import start_mark
@@ -44,7 +45,6 @@ SENSORS = (
     "observe_pipelines",
     "list_hours_to_verify",
 )
-_EXAMPLE = Path(__file__).parents[1] / "examples" / "orders" / "pipeline.yaml"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def measure(stack: LocalStack, ticks: int = 100) -> list[Ticks]:
         directory, home = Path(made) / "files", Path(made) / "home"
         directory.mkdir()
         for number in range(PIPELINES):
-            document = {**yaml.safe_load(_EXAMPLE.read_text()), "pipeline_id": f"bench-{number:02d}-{topic[-12:]}"}
+            document = {**yaml.safe_load(HERE.example.read_text()), "pipeline_id": f"bench-{number:02d}-{topic[-12:]}"}
             document["sources"][0]["topic"] = topic
             document["sink"]["table"] = f"bench_sensors_{number}"
             (directory / f"{number:02d}.yaml").write_text(yaml.safe_dump(document))

@@ -1,19 +1,16 @@
 """The latency of a table beside one whose server is away, and beside the same one while it is up: one pipeline, in turns."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bench.latency import WARM_UP_SECONDS, produce, watch
+from bench.latency import PER_SECOND, WARM_UP_SECONDS, Seen, producing, watch
 from bench.pipeline import MeasuredPipeline
 from pipelines.demo.produce import ensure_topic
 from resources.local.stack import LocalStack
 
-PER_SECOND = 1000
 UP, AWAY = "both up", "the other away"
 
 
@@ -33,7 +30,7 @@ def measure(stack: LocalStack, other: LocalStack, topic: str, seconds: float, tu
     with MeasuredPipeline(stack, topic, False, edit=_into_both(other)) as pipeline:
         pipeline.start()
         pipeline.wait(lambda: (pipeline.status() or {}).get("ready"))
-        with _producing(stack, topic):
+        with producing(stack, topic):
             threading.Event().wait(WARM_UP_SECONDS)
             for _ in range(turns):
                 found[UP].append(_beside(watch(pipeline, seconds)))
@@ -56,18 +53,6 @@ def _into_both(other: LocalStack) -> Any:
     return edit
 
 
-@contextmanager
-def _producing(stack: LocalStack, topic: str) -> Iterator[None]:
-    stop = threading.Event()
-    producer = threading.Thread(target=produce, args=(stack.addresses().kafka_client, topic, PER_SECOND, stop), daemon=True)
-    producer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        producer.join()
-
-
-def _beside(latencies: list[float]) -> Beside:
-    p50, p99 = np.percentile(latencies, [50, 99])
-    return Beside(len(latencies), float(p50), float(p99))
+def _beside(seen: list[Seen]) -> Beside:
+    p50, p99 = np.percentile([one.latency_ms for one in seen], [50, 99])
+    return Beside(len(seen), float(p50), float(p99))

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import yaml
 
-from bench.pipeline import EXAMPLE
+from bench.release import HERE
 from pipelines.collection import collect_rarely
 from pipelines.config import parse
 from pipelines.connectors.sinks import Table, TableColumn
@@ -98,7 +98,7 @@ class _Connections(Kept):
 
 def program_of_the_example(buckets: int) -> Program:
     """Compile the example for the table that it would create."""
-    document = yaml.safe_load(EXAMPLE.read_text())
+    document = yaml.safe_load(HERE.example.read_text())
     environment = {
         "KAFKA_BOOTSTRAP": "localhost:1",
         "CLICKHOUSE_HOST": "localhost",

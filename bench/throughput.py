@@ -12,6 +12,7 @@ from statistics import median
 
 from bench.pipeline import MeasuredPipeline
 from bench.processes import GROUPS, PIPELINE_GROUPS, Meter, Usage
+from bench.release import HERE, Release
 from pipelines.config import load
 from pipelines.connectors.nats.client import JetStream
 from pipelines.protocol.naming import Names
@@ -39,6 +40,14 @@ class Throughput:
     def pipeline_cpu_us(self) -> float:
         return sum(self.cpu_us_per_event[group] for group in PIPELINE_GROUPS)
 
+    def figures(self) -> dict[str, float]:
+        """What is compared with another release."""
+        return {
+            "events/s": self.events_per_second,
+            "CPU us/event: driver + jvm + workers": self.pipeline_cpu_us,
+            "peak memory of these, PSS, MB": self.peak_pss_bytes / 1e6,
+        }
+
 
 def measure(
     stack: LocalStack,
@@ -49,12 +58,13 @@ def measure(
     on_cluster: bool = False,
     lanes: int = 1,
     streams: int = 1,
+    release: Release = HERE,
 ) -> Throughput:
     """Runs `legs` over the whole topic; the last of them says how many events are done.
 
     With `duplicates`, so many of the events, evenly spread, are dropped by dedup on their way to the last leg, and counted all the same.
     """
-    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes, streams=streams) as pipeline:
+    with MeasuredPipeline(stack, topic, with_dedup=duplicates > 0, lanes=lanes, streams=streams, release=release) as pipeline:
         return measured(stack, pipeline, events, events - duplicates, legs, on_cluster)
 
 

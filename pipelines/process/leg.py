@@ -40,7 +40,7 @@ LEAST_FRAMES = 16
 OFFER_SECONDS = 1.0
 MAX_POISON = 10_000
 """Most records of one plan on which the stages may end: its entry on the ledger has room for as many."""
-PLAN_BYTES = 256 * 1024 * 1024
+PLAN_BYTES = 128 * 1024 * 1024
 """Limit of the frames of a plan, decoded."""
 CLOCK_SECONDS = 1.0
 """Interval between comparisons of the clocks; a comparison takes a request."""
