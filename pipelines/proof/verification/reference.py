@@ -119,6 +119,8 @@ class Reference:
         self._has_sides = False
         self._functions: set[str] = set()
         """The names of the functions that the engine can call."""
+        # Each transaction is written to the disk.
+        engine.begin()
         for macro in MACROS:
             engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
@@ -136,6 +138,7 @@ class Reference:
         engine.execute('CREATE TABLE raw_frames (sequence UBIGINT, "partition" INTEGER, next_offset BIGINT)')
         engine.execute('CREATE TABLE raw_marks (sequence UBIGINT, "partition" INTEGER, next_offset BIGINT)')
         engine.execute('CREATE TABLE partitions_before ("partition" INTEGER, newest_us BIGINT, seen BIGINT)')
+        engine.commit()
 
     def load(self, frames: Iterable[pa.RecordBatch], config: Program) -> None:
         """Read records of FRAME_SCHEMA that were processed under `config`, which has the snapshots of their plan.
