@@ -87,6 +87,11 @@ class StreamResources(Model):
         "Largest size of raw and of out: 0 is unlimited, else at least 6.8 MiB. "
         "Close to the limit, delivered messages are purged early; a full stream blocks its writer.",
     )
+    replicas: Literal[1, 3, 5] | None = ours(
+        None,
+        "Servers of a NATS cluster that have each stream; a majority of them must be up. Default: a new stream is on one server, and those "
+        "that are there stay as they are. A change takes effect at the next start.",
+    )
     max_messages: Whole | None = theirs(None, "Accepted and ignored: one message carries many records.", alias="maxMsgs")
 
     @model_validator(mode="before")

@@ -90,17 +90,20 @@ def existing_streams(config: PipelineConfig, log: JetStream) -> dict[str, Stream
 
 
 def ensure_streams(config: PipelineConfig, log: JetStream, found: Mapping[str, StreamState | None]) -> dict[str, str]:
-    """Create the streams that `existing_streams` has missed; return the ids of all by role.
+    """Create the streams that `existing_streams` has missed, and give all as many replicas as the file names; return the ids by role.
 
     Raise HaltError if a start beside this one has created them for a file of another shape.
     """
     names, shape, ids = Names(config.pipeline_id), _shape_text(config), {}
+    replicas = config.resources.nats.stream.replicas
     for role, state in found.items():
         if state is None:
             metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
-            size = _limit(config, role)
-            state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_compressed=role == "ledger")
+            size, is_ledger = _limit(config, role), role == "ledger"
+            state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_ledger, replicas)
             _check_same_shape(config, state)
+        elif replicas is not None and state.settings.num_replicas != replicas:
+            log.set_replicas(names.stream(role), replicas)
         ids[role] = state.metadata[STREAM_ID_KEY]
     return ids
 

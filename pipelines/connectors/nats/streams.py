@@ -364,7 +364,13 @@ class Streams(Connection):
         return dict(info.state.subjects or {})
 
     def ensure_stream(
-        self, stream: str, subjects: str, metadata: dict[str, str], max_bytes: int = -1, is_compressed: bool = False
+        self,
+        stream: str,
+        subjects: str,
+        metadata: dict[str, str],
+        max_bytes: int = -1,
+        is_compressed: bool = False,
+        replicas: int | None = None,
     ) -> StreamState:
         """Create the stream if it is missing; an existing one keeps its metadata. Return its state.
 
@@ -383,6 +389,7 @@ class Streams(Connection):
             storage=api.StorageType.FILE,
             max_bytes=max_bytes,
             max_age=0,
+            num_replicas=replicas or 1,
             allow_direct=True,
             compression=api.StoreCompression.S2 if is_compressed else api.StoreCompression.NONE,
             # Message ids are not used; the smallest window keeps the server's id table empty.
@@ -409,6 +416,15 @@ class Streams(Connection):
             await self._js.update_stream(replace(config, metadata={**(config.metadata or {}), **metadata}))
 
         self._wait(f"changing the metadata of {stream}", change())
+
+    def set_replicas(self, stream: str, replicas: int) -> None:
+        """Have so many servers of a cluster keep the stream; keep all other settings. The stream is used meanwhile."""
+
+        async def change() -> None:
+            config = (await self._js.stream_info(stream)).config
+            await self._js.update_stream(replace(config, num_replicas=replicas))
+
+        self._wait(f"changing the replicas of {stream} to {replicas}", change())
 
     def delete_stream(self, stream: str) -> bool:
         """Delete the stream with all its messages; return False if it did not exist."""
