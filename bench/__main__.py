@@ -59,11 +59,11 @@ def main(
         return
     stack = LocalStack(home)
     stack.up(with_spark=cluster)
-    conditions = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
+    results: dict[str, object] = {"machine": machine(), "events": events, "large_events": large_events, "runs": runs}
     try:
-        results = conditions | on_stack.measure(asked, stack)
-        (home / "results.json").write_text(json.dumps(results, indent=2))
+        on_stack.measure(asked, stack, results)
     finally:
+        (home / "results.json").write_text(json.dumps(results, indent=2))
         stack.down()
     console.print(f"{machine()}; JSON in {home / 'results.json'}")
 

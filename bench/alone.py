@@ -120,13 +120,17 @@ def _print_expressions(home: Path) -> None:
     (home / "expressions.json").write_text(json.dumps({"machine": machine(), "expressions": [asdict(one) for one in found]}, indent=2))
 
 
-def _print_functions(home: Path) -> None:
-    """Functions in Python; needs no server."""
-    found = functions.measure()
+def _costs(found: Sequence[functions.FunctionCost | lookups.LookupCost]) -> Table:
     table = Table("steps", "us per event", "more than without", title="CPU microseconds per event")
     for one in found:
         table.add_row(one.name, f"{one.microseconds:.2f}", f"{one.microseconds - found[0].microseconds:.2f}")
-    console.print(table)
+    return table
+
+
+def _print_functions(home: Path) -> None:
+    """Functions in Python; needs no server."""
+    found = functions.measure()
+    console.print(_costs(found))
     batches = functions.measure_dataframes()
     table = Table("rows of a call", "seconds per call", "CPU us per event", title="A function over DataFrames, on a host that is warm")
     for batch in batches:
@@ -146,10 +150,7 @@ def _print_lookups(home: Path) -> None:
         table.add_row(one.kind, f"{one.rows:,}", f"{one.microseconds:.2f}", *seconds, f"{one.bytes:,}")
     console.print(table)
     found = lookups.measure()
-    table = Table("steps", "us per event", "more than without", title="CPU microseconds per event")
-    for cost in found:
-        table.add_row(cost.name, f"{cost.microseconds:.2f}", f"{cost.microseconds - found[0].microseconds:.2f}")
-    console.print(table)
+    console.print(_costs(found))
     home.mkdir(parents=True, exist_ok=True)
     measured = {"machine": machine(), "kernel": [asdict(one) for one in kernels], "lookups": [asdict(cost) for cost in found]}
     (home / "lookups.json").write_text(json.dumps(measured, indent=2))

@@ -25,16 +25,17 @@ _ALL = (*_LEGS, "latency", "verification")
 """What is measured where no part is named."""
 
 
-def measure(asked: Asked, stack: LocalStack) -> dict[str, object]:
-    """Prints the parts that are asked for, and returns their figures."""
+def measure(asked: Asked, stack: LocalStack, results: dict[str, object]) -> None:
+    """Prints the parts that are asked for, and adds the figures of each that has ended to `results`."""
     names = [asked.only] if asked.only else _ALL
-    found = _throughputs(asked, stack, [name for name in names if name in _LEGS])
-    return found | {name: PARTS[name](asked, stack) for name in names if name in PARTS}
+    _throughputs(asked, stack, [name for name in names if name in _LEGS], results)
+    for name in names:
+        if name in PARTS:
+            results[name] = PARTS[name](asked, stack)
 
 
-def _throughputs(asked: Asked, stack: LocalStack, names: list[str]) -> dict[str, object]:
+def _throughputs(asked: Asked, stack: LocalStack, names: list[str], results: dict[str, object]) -> None:
     shown: dict[str, dict[str, Throughput]] = {}
-    found: dict[str, object] = {}
     for size, events, share in ((200, asked.events, 0.0), (200, asked.events, 0.1), (1500, asked.large_events, 0.0)):
         cases = [name for name in names if (name == "dedup") == (share > 0)]
         if not events or not cases:
@@ -49,11 +50,10 @@ def _throughputs(asked: Asked, stack: LocalStack, names: list[str]) -> dict[str,
             shown[f"{name}, {size} B"] = {release: throughput.middle(runs) for release, runs in made.items()}
             for release, runs in made.items():
                 rates = [round(one.events_per_second) for one in runs]
-                found[_key(f"{name}-{size}", release)] = {**asdict(throughput.middle(runs)), "all_rates": rates}
+                results[_key(f"{name}-{size}", release)] = {**asdict(throughput.middle(runs)), "all_rates": rates}
     if shown:
         console.print(_table({case: by_release[HERE.name] for case, by_release in shown.items()}))
         _compare(asked, shown)
-    return found
 
 
 def _key(case: str, release: str) -> str:

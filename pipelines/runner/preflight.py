@@ -100,7 +100,7 @@ def ensure_streams(config: PipelineConfig, log: JetStream, found: Mapping[str, S
         if state is None:
             metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
             size, is_ledger = _limit(config, role), role == "ledger"
-            state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_ledger, replicas)
+            state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_ledger, replicas or 1)
             _check_same_shape(config, state)
         elif replicas is not None and state.settings.num_replicas != replicas:
             log.set_replicas(names.stream(role), replicas)

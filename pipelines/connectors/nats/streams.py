@@ -370,7 +370,7 @@ class Streams(Connection):
         metadata: dict[str, str],
         max_bytes: int = -1,
         is_compressed: bool = False,
-        replicas: int | None = None,
+        replicas: int = 1,
     ) -> StreamState:
         """Create the stream if it is missing; an existing one keeps its metadata. Return its state.
 
@@ -389,7 +389,7 @@ class Streams(Connection):
             storage=api.StorageType.FILE,
             max_bytes=max_bytes,
             max_age=0,
-            num_replicas=replicas or 1,
+            num_replicas=replicas,
             allow_direct=True,
             compression=api.StoreCompression.S2 if is_compressed else api.StoreCompression.NONE,
             # Message ids are not used; the smallest window keeps the server's id table empty.
@@ -410,21 +410,18 @@ class Streams(Connection):
 
     def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
         """Set these entries of the stream's metadata; keep the others, and all settings."""
-
-        async def change() -> None:
-            config = (await self._js.stream_info(stream)).config
-            await self._js.update_stream(replace(config, metadata={**(config.metadata or {}), **metadata}))
-
-        self._wait(f"changing the metadata of {stream}", change())
+        doing = f"changing the metadata of {stream}"
+        self._change(stream, doing, lambda config: replace(config, metadata={**(config.metadata or {}), **metadata}))
 
     def set_replicas(self, stream: str, replicas: int) -> None:
         """Have so many servers of a cluster keep the stream; keep all other settings. The stream is used meanwhile."""
+        self._change(stream, f"changing the replicas of {stream} to {replicas}", lambda config: replace(config, num_replicas=replicas))
 
+    def _change(self, stream: str, doing: str, changed: Callable[[api.StreamConfig], api.StreamConfig]) -> None:
         async def change() -> None:
-            config = (await self._js.stream_info(stream)).config
-            await self._js.update_stream(replace(config, num_replicas=replicas))
+            await self._js.update_stream(changed((await self._js.stream_info(stream)).config))
 
-        self._wait(f"changing the replicas of {stream} to {replicas}", change())
+        self._wait(doing, change())
 
     def delete_stream(self, stream: str) -> bool:
         """Delete the stream with all its messages; return False if it did not exist."""
