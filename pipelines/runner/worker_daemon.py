@@ -6,14 +6,20 @@ When the executor has ended, it tells the runners of its workers that these have
 
 import gc
 
-import pyarrow as pa
-from pyspark.daemon import manager
+from pipelines.installed_pyspark import leave_out_copies
 
-import pipelines.runner.epochs  # noqa: F401
-from pipelines.runner import wills
-from pipelines.without_pandas import leave_out_pandas
 
-if __name__ == "__main__":
+def serve() -> None:
+    """Import what workers need, and fork them for as long as Spark asks."""
+    leave_out_copies()
+    # Not before.
+    import pyarrow as pa
+    from pyspark.daemon import manager
+
+    import pipelines.runner.epochs  # noqa: F401
+    from pipelines.runner import wills
+    from pipelines.without_pandas import leave_out_pandas
+
     # mimalloc, PyArrow's own, gives memory back that the next frame takes again: a tenth more CPU per event, for cleared pages (bench).
     pa.set_memory_pool(pa.system_memory_pool())
     leave_out_pandas()
@@ -26,3 +32,7 @@ if __name__ == "__main__":
     finally:
         # Spark's daemon leaves by an exception, with a signal to its workers, when its executor has ended; a worker never comes here.
         wills.tell(wills.left_behind())
+
+
+if __name__ == "__main__":
+    serve()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -62,3 +63,15 @@ def test_each_place_has_a_task_and_a_local_master_has_one_place(session: SparkSe
     found = rows_at(session, ["", f"executor_{host}_driver", ""]).mapInArrow(work, "number long").collect()
     assert [row["number"] for row in found] == [0, 1, 2]
     assert places_of_tasks(session) == {}
+
+
+def test_a_worker_has_the_pyspark_whose_byte_code_is_kept(session: SparkSession) -> None:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        list(batches)
+        yield pa.RecordBatch.from_pydict({"place": [str(sys.modules["pyspark"].__file__), *sys.path]})
+
+    found = {row.place for row in session.range(1).mapInArrow(work, "place string").collect()}
+    assert str(Path(pyspark.__file__)) in found
+    assert not [place for place in found if place.endswith(("pyspark.zip", ".jar"))]

@@ -99,3 +99,11 @@ def test_a_master_that_does_not_listen_is_named() -> None:
 )
 def test_a_refused_driver_is_told_what_to_compare(tmp_path: Path, words: str, remedy: str) -> None:
     assert remedy in str(_refused("spark://host:7077", words, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("master", "archived"), [("spark://127.0.0.1:7077", True), ("local-cluster[2,1,1024]", True), ("spark://10.0.0.5:7077", False)]
+)
+def test_only_executors_of_this_host_use_its_class_archive(monkeypatch: pytest.MonkeyPatch, master: str, archived: bool) -> None:
+    monkeypatch.setattr("pipelines.engine.session.java_option", lambda: "-XX:SharedArchiveFile=/here/spark.jsa")
+    assert ("/here/spark.jsa" in _settings_for(master, None)["spark.executor.extraJavaOptions"]) == archived
