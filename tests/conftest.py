@@ -52,10 +52,16 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection() -> None:
+    """What is imported and collected stays: to look for garbage in it is a seventh of the time that it takes."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """All modules and tests are there and stay: no later garbage collection visits them again."""
+    """All modules and tests are there: no later garbage collection visits them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 from support.failpoints import failpoints
+from support.sources import tree_of
 
 from pipelines import errors
 from pipelines.cli.app import app
@@ -186,7 +187,7 @@ def literal(node: ast.expr) -> str:
 
 def trees() -> Iterator[ast.Module]:
     for path in (ROOT / "pipelines").rglob("*.py"):
-        yield ast.parse(path.read_text(encoding="utf-8"))
+        yield tree_of(path)
 
 
 def halt_messages() -> set[str]:

@@ -3,11 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 from support.each import for_each
+from support.sources import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BANNED_OPENINGS = re.compile(r"(Of|As|That|Those|Who|Whom|Whose|Whoever|What is|What are|What was|Which of) ")
@@ -51,11 +51,6 @@ def messages(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documenting and " " in node.value.strip():
             yield node.value
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @for_each(modules())

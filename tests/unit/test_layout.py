@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from support.each import for_each
+from support.sources import tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tallyflow", "pipelines", "resources", "dagster_project", "sql", "bench")
@@ -87,9 +88,8 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for package in PACKAGES for path in sources(package)}
 
 
-@cache
 def tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(), str(MODULES[module]))
+    return tree_of(MODULES[module])
 
 
 @cache

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.sources import tree_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,7 +58,7 @@ def taken(module: str) -> dict[str, set[str]]:
     assert spec is not None
     assert spec.origin is not None
     names: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
+    for node in ast.walk(tree_of(Path(spec.origin))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names.setdefault(alias.name, set()).add("*")
