@@ -14,8 +14,8 @@ PYTHON ?=
 # Where it is set, nothing keeps its byte code, and each process compiles anew what it imports: seconds of CPU.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each worker starts servers of its own, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a pipeline waits for
-# servers half of its time, or for a lease to end, so one more worker than cores keeps both busy.
+# Each worker has a Spark of its own, and in `crash` servers, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a
+# pipeline waits for servers half of its time, or for a lease to end, so one more worker than cores keeps both busy.
 # Files are handed out in the order of the paths: short ones last, so that no worker waits for the other's last long one.
 test crash: WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

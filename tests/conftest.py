@@ -8,10 +8,11 @@ os.environ.pop("LINES", None)
 # Where it is set, each process that a test starts compiles our 190 modules anew: 0.15 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import fcntl
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,12 +109,21 @@ class BriefKafka(Kafka):
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    servers = LocalStack(tmp_path_factory.mktemp("home"), kinds=[BriefKafka(), Nats(), ClickHouse()])
-    with _one_compiler():
-        servers.up()
-    yield servers
-    servers.down()
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """The servers. All workers of a session without fault tests share them; those that may kill one have their own."""
+    is_shared = request.config.getoption("markexpr") == "not crash" and "PYTEST_XDIST_WORKER" in os.environ
+    home = tmp_path_factory.getbasetemp().parent / "home" if is_shared else tmp_path_factory.mktemp("home")
+    home.mkdir(exist_ok=True)
+    servers = LocalStack(home, kinds=[BriefKafka(), Nats(), ClickHouse()])
+    with (home / "users").open("w") as users:
+        # Whoever leaves last ends them. The kernel gives back what a worker that has died held.
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with _one_compiler():
+            servers.up()
+        yield servers
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            servers.down()
 
 
 @pytest.fixture(scope="session", autouse=True)
