@@ -41,6 +41,7 @@ def measure(stack: LocalStack, topic: str, times: int, on_cluster: bool, tell: C
                 for kind in (PYTHON, EXECUTOR, DRIVER) if on_cluster else (PYTHON, DRIVER):
                     tell(f"loss {number + 1} of a {kind}: {losses.lose(kind):.2f} s")
         losses.account(load.sent)
+        tell(f"{load.sent:,} orders, each in the table once")
     return dict(losses.seconds)
 
 
