@@ -166,7 +166,7 @@ def _settings_for(master: str, properties: Path | None, tasks: int = 3) -> dict[
 
 def _executor_options(master: str) -> str:
     """Return the options of an executor's JVM. Of a host without our archive it would start slower than without the option."""
-    return f"{_JAVA_OPTIONS} {java_option()}".rstrip() if is_on_this_host(master) else _JAVA_OPTIONS
+    return f"{_JAVA_OPTIONS} {java_option()}" if is_on_this_host(master) else _JAVA_OPTIONS
 
 
 def _names_set_in(file: Path) -> set[str]:
