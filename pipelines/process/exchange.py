@@ -33,12 +33,11 @@ from pipelines.process.exchange_items import (
     stretch_name,
     unpacked,
 )
-from pipelines.process.isolation import INTERNAL_ERROR, Decided
 from pipelines.process.items import ProcessItem, ProcessReport, SubjectTail
 from pipelines.process.join.progress import Fact
 from pipelines.process.joining import Joining, facts_by, frames_of, telling, waiting_buckets, watermarks_behind
 from pipelines.process.program import Program
-from pipelines.process.run import Made, add_counts, new_counts, run
+from pipelines.process.run import Made, add_counts, new_counts, run_step
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.stage_config import planned
 from pipelines.process.steps.join import Join
@@ -181,18 +180,6 @@ def _staged(connections: Connections, item: StagesItem, frames: Sequence[Arrived
         times = tuple(FrameTimes.of(first_rows(together), timed, NOTHING, window_us, config.sources).rows())
     sizes = {name: table.num_rows for name, table in rows_of.items()}
     return StagesReport(lanes.own, sizes, tuple(keys), counts, times), joined(dead_letters)
-
-
-def run_step(connections: Connections, config: Program, step: Sequence[Arrived], poison: Decided) -> Made:
-    """Take the frames of a step through the stages; discard an engine that an error may have left unusable."""
-    try:
-        made = run(config, connections.engine, step, poison, connections.means.open_engine)
-    except Exception:
-        connections.discard_engine()
-        raise
-    if INTERNAL_ERROR in made.dead_letters.column("code").unique().to_pylist():
-        connections.discard_engine()
-    return made
 
 
 # The copies of a dedup before a join.

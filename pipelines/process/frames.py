@@ -16,12 +16,12 @@ from pipelines.errors import UndecidedError
 from pipelines.process.admission import STAGES, admit
 from pipelines.process.arrivals import STEP_BYTES, Arrived, steps
 from pipelines.process.buckets import BUCKET_THREADS, Buckets, key_owners, partition_owners, shares
-from pipelines.process.exchange import process_exchanged, run_step
+from pipelines.process.exchange import process_exchanged
 from pipelines.process.isolation import undecided
 from pipelines.process.items import ProcessItem, ProcessReport
 from pipelines.process.joining import Appended, Joining, facts_by, frames_of, telling, waiting_buckets, watermarks_behind
 from pipelines.process.program import Program
-from pipelines.process.run import Made, add_counts, new_counts
+from pipelines.process.run import Made, add_counts, new_counts, run_step
 from pipelines.process.side_copies import copies_among, keys_by_place, without_copies
 from pipelines.process.watermarks import FrameTimes
 from pipelines.protocol.bodies import Watermarks

@@ -7,13 +7,14 @@ those of all pass the rest together, in position order.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.arrivals import Arrived, records_of, sourced_records_of
 from pipelines.process.dead_letter_rows import dead_letters
-from pipelines.process.isolation import Decided, take_out
+from pipelines.process.isolation import INTERNAL_ERROR, Decided, take_out
 from pipelines.process.program import Program
 from pipelines.process.steps import pass_through
 from pipelines.protocol.outcomes import REJECTED
@@ -21,6 +22,9 @@ from pipelines.protocol.positions import in_position_order
 from pipelines.protocol.records import StageOutput, joined
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine
+
+if TYPE_CHECKING:
+    from pipelines.engine.connections import Connections
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,18 @@ class Made:
     rows: pa.Table
     dead_letters: pa.Table
     counts: dict[str, int]
+
+
+def run_step(connections: "Connections", program: Program, frames: Sequence[Arrived], decided: Decided) -> Made:
+    """Do `run` in the engine of a leg's work; discard an engine that an error may have left unusable."""
+    try:
+        made = run(program, connections.engine, frames, decided, connections.means.open_engine)
+    except Exception:
+        connections.discard_engine()
+        raise
+    if INTERNAL_ERROR in made.dead_letters.column("code").unique().to_pylist():
+        connections.discard_engine()
+    return made
 
 
 def run(
