@@ -285,7 +285,8 @@ class PipelineCase:
     def count(self) -> int:
         """Rows in the table; 0 while it does not exist."""
         client = self.client()
-        exists = client.query("SELECT count() FROM system.tables WHERE name = {t:String}", {"t": self.table}).result_rows[0][0]
+        # To look for it among the tables of all cases takes three times as long.
+        exists = client.query(f"EXISTS TABLE {self.table}").result_rows[0][0]
         return int(client.query(f"SELECT count() FROM {self.table}").result_rows[0][0]) if exists else 0
 
     def rows(self) -> list[tuple[Position, int, str, float | None]]:

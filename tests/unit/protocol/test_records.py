@@ -255,10 +255,14 @@ def test_key_and_headers_count_for_the_size() -> None:
 
 @pytest.mark.parametrize(("name_bytes", "value_bytes"), [(0, None), (0, 0), (1, 1), (9, 30)])
 def test_a_record_of_headers_fits_a_frame_or_is_shortened(name_bytes: int, value_bytes: int | None) -> None:
-    generator = np.random.default_rng(1)
     fit = MAX_RECORD_BYTES // (11 + name_bytes + (value_bytes or 0))
+    of_one = name_bytes + (value_bytes or 0)
+    drawn = np.random.default_rng(1).bytes((fit + 1) * of_one)
     for count, is_shortened in ((fit, False), (fit + 1, True)):
-        headers = [(generator.bytes(name_bytes), None if value_bytes is None else generator.bytes(value_bytes)) for _ in range(count)]
+        headers = [
+            (drawn[at : at + name_bytes], None if value_bytes is None else drawn[at + name_bytes : at + of_one])
+            for at in (number * of_one for number in range(count))
+        ]
         table = shorten_oversize(records(0, [None], headers=[headers]))
         assert (table["oversize"].null_count == 0) == is_shortened
         assert len(list(cut_frames(table))) == 1
