@@ -27,7 +27,7 @@ from pipelines.process.admission import JOINED, LATE, admit
 from pipelines.process.arrivals import read_again
 from pipelines.process.buckets import BUCKET_THREADS, JOIN_LETTERS, Buckets, check_not_passed, listed, live_runs, shares, subjects_of
 from pipelines.process.dead_letter_rows import dead_letters, with_causes
-from pipelines.process.isolation import INTERNAL_ERROR, take_out, undecided
+from pipelines.process.isolation import take_out, undecided
 from pipelines.process.items import ProcessItem
 from pipelines.process.join.progress import Fact, TimedFrames, facts_of
 from pipelines.process.join.rows import GATHERED_ROWS, RIGHT_COLUMNS, SLICE_BYTES, Joined, Slice
@@ -35,7 +35,7 @@ from pipelines.process.join.sides import Frames, before
 from pipelines.process.join.stores import JoinStores
 from pipelines.process.join.timed_stores import TimedJoinStores
 from pipelines.process.program import Program
-from pipelines.process.run import counts_of_reasons
+from pipelines.process.run import counts_of_reasons, in_engine
 from pipelines.process.steps import Passed, pass_through
 from pipelines.process.steps.join import KEPT, UNMATCHED, Join, unmatched
 from pipelines.process.watermarks import Clocks
@@ -201,17 +201,12 @@ class Joining:
         reach("process.between-frames")
 
     def _through_steps(self, rows: pa.Table) -> Passed:
-        connections = self._connections
-        context = self._config.context(connections.engine)
-        path = self._config.shared_path
-        try:
-            passed = pass_through(path, context, rows.drop_columns([_BUCKET]), connections.means.open_engine)
-        except Exception:
-            connections.discard_engine()
-            raise
-        if INTERNAL_ERROR in passed.rejected.column("code").unique().to_pylist():
-            connections.discard_engine()
-        return passed
+        config, behind = self._config, rows.drop_columns([_BUCKET])
+        return in_engine(
+            self._connections,
+            lambda engine, renew: pass_through(config.shared_path, config.context(engine), behind, renew),
+            lambda passed: passed.rejected,
+        )
 
     def _append_rejected(self, rejected: pa.Table, rows: pa.Table) -> None:
         """Append the dead letters of left records, of which `rows` has the arrivals, causes and buckets."""

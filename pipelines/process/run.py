@@ -7,7 +7,7 @@ those of all pass the rest together, in position order.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,10 @@ from pipelines.types.engine import Engine
 if TYPE_CHECKING:
     from pipelines.engine.connections import Connections
 
+T = TypeVar("T")
+Renew = Callable[[], Engine]
+"""Opens another engine, if an error of a step has ended the one before."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -41,21 +45,27 @@ class Made:
 
 
 def run_step(connections: "Connections", program: Program, frames: Sequence[Arrived], decided: Decided) -> Made:
-    """Do `run` in the engine of a leg's work; discard an engine that an error may have left unusable."""
+    """Do `run` in the engine of a leg's work."""
+    return in_engine(connections, lambda engine, renew: run(program, engine, frames, decided, renew), lambda made: made.dead_letters)
+
+
+def in_engine(connections: "Connections", work: Callable[[Engine, Renew], T], rejected: Callable[[T], pa.Table]) -> T:
+    """Return what `work` does in the engine of a leg's work; discard an engine that an error may have left unusable.
+
+    `rejected`: returns the records that the work has rejected, with their codes.
+    """
     try:
-        made = run(program, connections.engine, frames, decided, connections.means.open_engine)
+        done = work(connections.engine, connections.means.open_engine)
     except Exception:
         connections.discard_engine()
         raise
-    if INTERNAL_ERROR in made.dead_letters.column("code").unique().to_pylist():
+    if INTERNAL_ERROR in rejected(done).column("code").unique().to_pylist():
         connections.discard_engine()
-    return made
+    return done
 
 
-def run(
-    program: Program, engine: Engine, frames: Sequence[Arrived], decided: Decided = (), renew: Callable[[], Engine] = open_engine
-) -> Made:
-    """Take whole raw frames through the steps before the exchange; `renew` opens another engine if a step's error has ended this one.
+def run(program: Program, engine: Engine, frames: Sequence[Arrived], decided: Decided = (), renew: Renew = open_engine) -> Made:
+    """Take whole raw frames through the steps before the exchange.
 
     A record on which a step ends becomes a dead letter of INTERNAL_ERROR; so do the records of `decided`, which are not tried.
     """
@@ -76,9 +86,7 @@ def records_for(program: Program, frames: Sequence[Arrived]) -> pa.Table:
     return joined([read(frame.message, frame.arrival_us) for frame in frames])
 
 
-def run_records(
-    program: Program, engine: Engine, records: pa.Table, decided: Decided = (), renew: Callable[[], Engine] = open_engine
-) -> StageOutput:
+def run_records(program: Program, engine: Engine, records: pa.Table, decided: Decided = (), renew: Renew = open_engine) -> StageOutput:
     """Take records as `records_for` returns them, in position order, through the steps; see `run`."""
     tried = take_out(records, decided)
     context = program.context(engine)
