@@ -85,7 +85,7 @@ def _load(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-JSON_READER = NativeLibrary("json-reader", Path(__file__).parent / "process" / "parse" / "native")
+JSON_READER = NativeLibrary("json-reader", Path(__file__).parent / "process" / "steps" / "parse" / "native")
 KAFKA_READER = NativeLibrary("kafka-reader", Path(__file__).parent / "connectors" / "kafka" / "native")
 
 

@@ -14,8 +14,8 @@ def types(
     as_json: AsJson = False,
 ) -> None:
     """Show which type of a field may become which type of a column, in what form, and what is lost. Connects to nothing."""
-    from pipelines.process.mapping.docs import named
-    from pipelines.process.mapping.matrix import COLUMNS, FORMS, matrix
+    from pipelines.process.steps.mapping.docs import named
+    from pipelines.process.steps.mapping.matrix import COLUMNS, FORMS, matrix
     from pipelines.types.fields import SOURCE_TYPES
 
     if source is not None and source not in SOURCE_TYPES:

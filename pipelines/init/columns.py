@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipelines.init.fields import NAMES_A_CODE, FieldFacts, kind_of
 from pipelines.init.times import of_numbers, of_texts, possible
-from pipelines.process.mapping.composites import convert
-from pipelines.process.mapping.convert import convert_epoch, convert_formatted, integer_bounds
+from pipelines.process.steps.mapping.composites import convert
+from pipelines.process.steps.mapping.convert import convert_epoch, convert_formatted, integer_bounds
 from pipelines.types.columns import value_type
 from pipelines.types.engine import Engine
 from pipelines.types.time_formats import is_format

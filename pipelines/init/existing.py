@@ -10,7 +10,7 @@ from pipelines.connectors.sinks import Table
 from pipelines.errors import SampleError
 from pipelines.init.columns import Chooser, Column, as_text, json_path
 from pipelines.init.times import PRECISIONS, TimeGuess, of_numbers, of_texts
-from pipelines.process.mapping.step import targets_of
+from pipelines.process.steps.mapping.columns import targets_of
 from pipelines.types.columns import ColumnType, value_type
 
 _TIMES = ("DateTime", "DateTime64")

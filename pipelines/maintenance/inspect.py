@@ -25,10 +25,10 @@ from pipelines.key_store.store import KeyedStore
 from pipelines.maintenance.replay import Start, replayed, start_at
 from pipelines.process.buckets import dedup_store, live_runs
 from pipelines.process.dedup import KEY_COLUMNS, with_keys
-from pipelines.process.parse.step import parse
 from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.process.steps import Columns
+from pipelines.process.steps.parse import parse
 from pipelines.progress import Progress, no_progress
 from pipelines.protocol.bodies import NEVER, PROCESS_CHAIN, ProcessDone, ProcessPlan, ProcessState
 from pipelines.protocol.existence import check_started

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pipelines.process.mapping.geometry import geojson
 from pipelines.process.program import Program
 from pipelines.process.steps.mapping import MapToTable
+from pipelines.process.steps.mapping.geometry import geojson
 from pipelines.protocol.positions import position_keys
 from pipelines.protocol.records import EMIT_FIELD
 from pipelines.types.arrow_types import tuple_fields

@@ -35,16 +35,6 @@ A number behind the code counts the records of the frame from this one on for wh
 Stage = Callable[[Engine, pa.Table], StageOutput]
 
 
-def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Callable[[], Engine]) -> StageOutput:
-    """Return `stage(engine, table)`; if the stage raises, leave out and reject the records at fault. `renew` opens another engine."""
-    try:
-        return stage(engine, table)
-    except Exception as error:
-        if is_of_host(error):
-            raise
-        return _Search(name, stage, renew).through(table, error)
-
-
 def expanded(decided: Decided) -> list[Sequence[int | str]]:
     """Return a decision for each record, the first one if there are several."""
     found: dict[tuple[int, int], Sequence[int | str]] = {}
@@ -79,8 +69,8 @@ def undecided(rejected: pa.Table, decided: Decided) -> list[list[Any]]:
     return [place[:5] if place[5] == INTERNAL_ERROR else place for place in places if (place[0], place[1]) not in known]
 
 
-class _Search:
-    """One search for the records over which a stage raises, on engines of its own: an error may leave an engine unusable."""
+class Search:
+    """One search for the records over which a stage raises, on engines that `renew` opens: an error may leave an engine unusable."""
 
     def __init__(self, name: str, stage: Stage, renew: Callable[[], Engine]) -> None:
         self._name, self._stage, self._renew = name, stage, renew

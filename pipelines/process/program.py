@@ -21,12 +21,12 @@ from pipelines.config.fields import common
 from pipelines.errors import HaltError
 from pipelines.lookups.spec import TableSpec
 from pipelines.process.arrivals import SOURCE_COLUMN
-from pipelines.process.mapping.step import TargetColumn
 from pipelines.process.steps import Columns, Context, Rank, State, Step, kinds
 from pipelines.process.steps.dedup import NO_DEDUP, Dedup
 from pipelines.process.steps.join import Join
 from pipelines.process.steps.lookup import Lookup, SnapshotOpener
 from pipelines.process.steps.mapping import MapToTable, MapToTables
+from pipelines.process.steps.mapping.columns import TargetColumn
 from pipelines.process.steps.parse import Parse
 from pipelines.protocol.naming import DEDUP_STORE, LEFT_STORE, RIGHT_STORE, SIDE_DEDUP_STORES
 from pipelines.protocol.outcomes import REJECTED

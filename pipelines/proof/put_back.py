@@ -36,9 +36,8 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.naming import PUT_BACK, STREAM_ID_KEY, Names
 from pipelines.protocol.positions import NO_POSITIONS, RawPositions, position_keys, position_text, sequences_of
 from pipelines.protocol.purge import purge_lease
-from pipelines.sink.chunks import insert_block
 from pipelines.sink.fit import misfits
-from pipelines.sink.inserts import with_owner
+from pipelines.sink.inserts import insert_block, with_owner
 
 QUIET_SECONDS = float(INSERT_MAX_EXECUTION_SECONDS)
 """Longest time that an insert of a killed command may be on its way to ClickHouse."""

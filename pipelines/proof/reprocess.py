@@ -40,8 +40,7 @@ from pipelines.protocol.ledger import Chain, read_chain
 from pipelines.protocol.naming import PUT_BACK, REPROCESS, STREAM_ID_KEY, Names
 from pipelines.protocol.positions import RawPositions, decoded, encoded, sequences_of
 from pipelines.protocol.purge import purge_lease
-from pipelines.sink.chunks import insert_block
-from pipelines.sink.inserts import with_owner
+from pipelines.sink.inserts import insert_block, with_owner
 
 _LOOK_EVERY_SECONDS = 0.2
 

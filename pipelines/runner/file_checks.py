@@ -12,10 +12,10 @@ from pipelines.config.fields import all_passed
 from pipelines.config.text import path_text
 from pipelines.config.transforms.python import FunctionConfig
 from pipelines.errors import ConfigurationError, Fault, NotSupportedError
-from pipelines.process.mapping.step import TargetColumn, check_mapping
-from pipelines.process.parse.step import ParsedField, check_fields
 from pipelines.process.steps import kinds
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping
 from pipelines.types.columns import value_type
+from pipelines.types.fields import ParsedField, check_fields
 
 _MASTER = re.compile(r"local(\[[^]]+\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^:/\s]+:\d+(,[^:/\s]+:\d+)*|k8s://\S+|yarn")
 

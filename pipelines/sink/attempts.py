@@ -20,8 +20,8 @@ from pipelines.protocol.bodies import SinkDone, SinkPlan
 from pipelines.protocol.failpoints import reach
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS
 from pipelines.protocol.ledger import Chain, Entry
-from pipelines.sink.chunks import Chunk, ChunkRows, Decode, Pieces, Rows, insert_block, rows_of_frame
-from pipelines.sink.inserts import check_columns, insert, insert_columns, token_of, with_owner, work_of
+from pipelines.sink.chunks import Chunk, Pieces, Rows
+from pipelines.sink.inserts import ChunkRows, Decode, block_for, insert, insert_columns, rows_of_frame, token_of, work_of
 from pipelines.sink.parts import Parts
 from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS, RefusalLimits
 from pipelines.sink.refused_rows import Refused
@@ -240,14 +240,12 @@ class Attempts:
 
     def _insert(self, turn: Turn, tries: _Tries) -> None:
         rows, plan = turn.rows.of(turn.pieces), turn.plan.body
-        # First, because its answer may take long; the lease is checked after it.
-        check_columns(self._connections, config_of(self._connections, plan.config), rows)
-        rows = with_owner(self._connections.config, rows)
-        block = insert_block(rows)
+        # First, because the table's answer may take long; the lease is checked after it.
+        block = block_for(self._connections, config_of(self._connections, plan.config), rows)
         self._check_right()
         token = turn.pieces.token(token_of(self._connections, plan, turn.chunk), turn.chunk.rows)
         try:
-            insert(self._connections, plan.table, rows.column_names, block, token, work_of(self._connections, turn.chunk))
+            insert(self._connections, plan.table, block, token, work_of(self._connections, turn.chunk))
         except (RetryableError, HaltError):
             tries.since = self._clock()
             raise

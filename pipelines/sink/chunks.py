@@ -1,37 +1,30 @@
-"""The sink stage: waiting out frames become chunks, a chunk becomes one insert block.
+"""The sink stage: waiting out frames become chunks, and chunks that ClickHouse refuses become pieces.
 
-In: out frames in stream order. Out: per chunk one Arrow IPC stream of one record batch with the table's columns, and the chunk's digest;
-for a chunk that ClickHouse refuses, one stream per piece. Guarantee: a chunk is a function of its bounds (first and last out sequence), a
-piece is a function of its rows' places in the chunk, so a retry sends the same rows with the same token. Rejected: `refused`, rows that
-ClickHouse refuses alone. State: none; the ledger holds everything that is planned, cut, refused and confirmed.
+In: out frames in stream order. Out: chunks with their digests, and the progress of one that is inserted in pieces. Guarantee: a chunk is a
+function of its bounds (first and last out sequence), a piece is a function of its rows' places in the chunk, so a retry sends the same rows
+with the same token (`inserts`). Rejected: `refused`, rows that ClickHouse refuses alone. State: none; the ledger holds everything that is
+planned, cut, refused and confirmed.
 """
 
 import hashlib
 import zlib
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from pipelines.errors import HaltError, InvariantError
 from pipelines.protocol.bodies import PlannedPieces
 from pipelines.protocol.frame_sizes import declared_bytes
-from pipelines.protocol.records import Message, decode_frame, describe_frame, payloads_digest
-from pipelines.types.vectors import empty_batch
+from pipelines.protocol.records import Message, payloads_digest
 
 MAX_CHUNK_ROWS = 200_000
 MAX_CHUNK_BYTES = 128 * 1024 * 1024
 """Limit of a chunk, uncompressed as the block is in memory: lz4 packs 250:1 if values repeat, and a block has one buffer per column."""
-MAX_COLUMN_BYTES = 2**31
-"""Arrow keeps a smaller column in one piece."""
-_LEAST_FOR_THREADS_BYTES = 8 * 1024 * 1024
-"""A smaller block takes less CPU where its buffers are not given to threads; a larger one gains time by them."""
 MAX_REASONS = 100
 """Limit of the reasons that a plan lists; its content stays below 1 MiB."""
 MOST_SENT_AGAIN = 5_000
@@ -210,67 +203,3 @@ class Pieces:
             # ClickHouse would drop other rows under a used token as known.
             suffix = f":{self.sent}-{self.ends[0]}:{hashlib.sha256(sent.tobytes()).hexdigest()[:16]}"
         return of_chunk + suffix
-
-
-Decode = Callable[[Message], pa.Table]
-"""A frame to its rows, in their order."""
-
-
-def rows_of_frame(message: Message) -> pa.Table:
-    """Return the rows of a frame as they are stored. Raise HaltError for bytes that are no frame."""
-    return decode_frame(message.payload, describe_frame(message))
-
-
-class ChunkRows:
-    """The rows of a chunk, `columns` only. One stretch of its frames is decoded at a time, as the next piece needs it."""
-
-    def __init__(self, chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> None:
-        self._chunk, self._columns, self._decode = chunk, columns, decode
-        self._first = self._end = 0
-        self._decoded = pa.table({})
-
-    def of(self, pieces: Pieces) -> pa.Table:
-        """Return the rows of the next piece that are to be sent."""
-        first, end = pieces.sent, pieces.ends[0]
-        if not self._first <= first < end <= self._end:
-            self._decoded = pa.table({})
-            part, self._first = self._chunk.part(first, end)
-            self._end = self._first + part.rows
-            self._decoded = chunk_rows(part, self._columns, self._decode)
-        sending = pieces.to_send() - self._first
-        return self._decoded if len(sending) == self._decoded.num_rows else self._decoded.take(sending)
-
-
-def chunk_rows(chunk: Chunk, columns: Sequence[str], decode: Decode = rows_of_frame) -> pa.Table:
-    """Return the chunk's rows, `columns` only. Raise HaltError for frames whose columns differ from their configuration."""
-    tables = [decode(message) for message in chunk.messages]
-    try:
-        together = pa.concat_tables([t.select(list(columns)) for t in tables if t.num_rows] or [tables[0].select(list(columns))])
-    except (KeyError, pa.ArrowException) as error:
-        raise HaltError(
-            f"decoding out sequences {chunk.first}-{chunk.last}: their columns are not those of the configuration that they name "
-            f"({error}); only Tallyflow may write to its streams"
-        ) from error
-    return together.unify_dictionaries().combine_chunks()
-
-
-def insert_block(table: pa.Table) -> bytes:
-    """Encode rows as one Arrow IPC stream of one record batch: one block, so the token covers all or nothing.
-
-    Raise InvariantError for rows that make more than one batch: 2 GiB in one column.
-    """
-    fits = all(column.nbytes < MAX_COLUMN_BYTES for column in table.columns)
-    batches = table.combine_chunks().to_batches() if fits and table.num_rows else []
-    if fits and not table.num_rows:
-        batches = [empty_batch(table.schema)]
-    if len(batches) != 1:
-        raise InvariantError(
-            f"inserting a chunk: its {table.num_rows} rows do not fit into one block ({table.nbytes} bytes); nothing was sent"
-        )
-    out = pa.BufferOutputStream()
-    with_threads = table.nbytes >= _LEAST_FOR_THREADS_BYTES
-    options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True, use_threads=with_threads)
-    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
-        writer.write_batch(batches[0])
-    block: bytes = out.getvalue().to_pybytes()
-    return block

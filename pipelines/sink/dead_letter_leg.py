@@ -12,8 +12,9 @@ from pipelines.process.program import Program
 from pipelines.process.stage_config import config_of
 from pipelines.protocol.bodies import SinkPlan
 from pipelines.sink.attempts import Attempts
-from pipelines.sink.chunks import Chunk, Decode, Pieces
+from pipelines.sink.chunks import Chunk, Pieces
 from pipelines.sink.dead_letter_rows import dead_letter_rows
+from pipelines.sink.inserts import Decode
 from pipelines.sink.leg import SinkLeg
 from pipelines.sink.refusal_limits import RefusalLimits
 

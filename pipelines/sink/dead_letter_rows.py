@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipelines.process.fingerprints import with_fingerprints
 from pipelines.process.steps.mapping import MapToTable
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, Message
-from pipelines.sink.chunks import rows_of_frame
+from pipelines.sink.inserts import rows_of_frame
 from pipelines.types.vectors import one_chunk
 
 _FIRST_INSTANT = datetime(1900, 1, 1, tzinfo=UTC)

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pipelines.connectors.sinks import TableColumn
 from pipelines.errors import HaltError
-from pipelines.process.mapping.step import NO_DEFAULT_FOR_NULL
 from pipelines.process.program import Program
+from pipelines.process.steps.mapping.columns import NO_DEFAULT_FOR_NULL
 from pipelines.protocol.records import POSITION_COLUMN_TYPES
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import ColumnType, value_type

@@ -18,7 +18,7 @@ from pipelines.connectors.sql import filled
 from pipelines.errors import RetryableError, TallyflowError
 from pipelines.protocol.lease import INSERT_MAX_EXECUTION_SECONDS, Lease
 from pipelines.protocol.naming import Names
-from pipelines.sink.chunks import insert_block
+from pipelines.sink.inserts import insert_block
 from pipelines.sink.ledger_table import LEDGER_SCHEMA, Block, blocks
 
 COPY_SECONDS = 5.0

@@ -23,8 +23,8 @@ from pipelines.protocol.bodies import SinkPlan
 from pipelines.protocol.codec import Count, Digest, Flag, Form, Text, Version, from_text, to_text
 from pipelines.protocol.records import Message
 from pipelines.protocol.topology import LegId
-from pipelines.sink.chunks import Chunk, Pieces, Rows, chunk_rows, insert_block
-from pipelines.sink.inserts import check_columns, check_digest, insert, insert_columns, token_of, with_owner, work_of
+from pipelines.sink.chunks import Chunk, Pieces, Rows
+from pipelines.sink.inserts import block_for, check_digest, chunk_rows, insert, insert_columns, token_of, work_of
 from pipelines.sink.refusal_limits import AMBIGUOUS_ATTEMPTS
 
 SINK_PART = "sink"
@@ -110,13 +110,10 @@ def _insert_part(connections: Connections, item: InsertItem, clock: Callable[[],
 
 def _send(connections: Connections, item: InsertItem, chunk: Chunk, check_right: Callable[[], None]) -> None:
     config = config_of(connections, item.config)
-    rows = chunk_rows(chunk, insert_columns(connections, config))
-    check_columns(connections, config, rows)
-    rows = with_owner(connections.config, rows)
-    block = insert_block(rows)
+    block = block_for(connections, config, chunk_rows(chunk, insert_columns(connections, config)))
     # Last, because nothing fences an insert.
     check_right()
-    insert(connections, config.full_table, rows.column_names, block, item.token, item.work)
+    insert(connections, config.full_table, block, item.token, item.work)
 
 
 def _reported(number: int, attempt: Callable[[], None]) -> InsertReport:

@@ -14,10 +14,10 @@ import pytest
 from support.column_values import CASES, ENUM, UUID
 from support.programs import program
 
-from pipelines.process.mapping.convert import integer_bounds
-from pipelines.process.mapping.matrix import matrix
-from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
-from pipelines.process.parse.step import parse
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns
+from pipelines.process.steps.mapping.convert import integer_bounds
+from pipelines.process.steps.mapping.matrix import matrix
+from pipelines.process.steps.parse import parse
 from pipelines.proof.verification.plain_form import duckdb_type, plain_sql
 from pipelines.proof.verification.reference import FRAME_SCHEMA, Bounds, Reference, compared_columns
 from pipelines.proof.verification.values import is_compared

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.process.mapping.convert import integer_bounds
+from pipelines.process.steps.mapping.convert import integer_bounds
 
 ENUM = "Enum8('on' = 1, 'it\\'s\\\\off' = -128)"
 UUID = "c0ffee00-1234-5678-9abc-def012345678"

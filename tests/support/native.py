@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from pipelines.native_library import JSON_READER, NativeLibrary
-from pipelines.process.parse import json_reader as reader_module
+from pipelines.process.steps.parse import json_reader as reader_module
 from support.packages import program
 
 
@@ -22,6 +22,6 @@ def without_library() -> Iterator[None]:
     """Readers that are made meanwhile have none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader_module, "native_reader", lambda fields: None)
-        reader_module.json_reader.cache_clear()
+        reader_module.reader_of.cache_clear()
         yield
-    reader_module.json_reader.cache_clear()
+    reader_module.reader_of.cache_clear()

@@ -29,7 +29,7 @@ PURE_ROOMS = ("types", "error_classes", "expressions", "protocol", "key_store", 
 """Rooms that touch nothing outside: they work on tables, on files of their own, and on a `ledger.Log` that they are given."""
 
 PURE_STEPS = (
-    *("ingest.writer", "process.parse", "process.dedup", "process.mapping", "process.dead_letter_rows", "process.rejections"),
+    *("ingest.writer", "process.dedup", "process.dead_letter_rows", "process.rejections"),
     *("process.steps", "process.arrivals", "process.join"),
     *("process.fingerprints", "process.rejection_limit", "process.watermarks", "process.isolation", "sink.chunks", "sink.ledger_table"),
 )

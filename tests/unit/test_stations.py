@@ -16,10 +16,9 @@ ROOMS = ("engine/", "ingest/", "process/", "sink/")
 CODE = re.compile(r"`((?:engine|ingest|process|sink)/[a-z_/]+(?:\.py|/))`")
 CHANGES = {
     "protocol/records.py": {"cut_frames"},
-    "process/parse/step.py": {"parse"},
-    "process/mapping/step.py": {"map_columns"},
-    "sink/chunks.py": {"insert_block"},
-    "sink/inserts.py": {"insert"},
+    "process/steps/parse/__init__.py": {"parse"},
+    "process/steps/mapping/columns.py": {"map_columns"},
+    "sink/inserts.py": {"chunk_rows", "insert_block", "insert"},
 }
 """Where the bytes of a record become something else: a frame, rows, a block, an insert."""
 

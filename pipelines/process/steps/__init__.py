@@ -1,8 +1,8 @@
 """The steps of the process leg: the protocol of a step, the kinds of steps, and the one loop that takes records through a list of them.
 
 A step is data with behavior: a frozen dataclass whose fields are its configuration, which is stored as JSON and read back with every value
-checked. Each kind is a module of this package with a `STEP`, found by walking the package. A new kind is four files: its module here, its
-model in `config/transforms`, its statement in `sql/reference/steps`, and its test.
+checked. Each kind is a module of this package, or a folder, with a `STEP`, found by walking the package. A new kind is four files: its
+module here, its model in `config/transforms`, its statement in `sql/reference/steps`, and its test.
 
 A step without state decides about a record from that record alone. A step with state per bucket has a part before the exchange, `apply`,
 which finds the key, and a part after it, which its users know by its type.
@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter
 
+from pipelines.host import is_of_host
 from pipelines.process.drop_marks import marked
-from pipelines.process.isolation import isolated
+from pipelines.process.isolation import Search, Stage
 from pipelines.process.whole_records import are_several, of_records
 from pipelines.protocol.outcomes import REJECTED, Outcome, check_registered
 from pipelines.protocol.records import StageOutput
@@ -187,7 +188,17 @@ def pass_through(
     return Passed(rows, pa.concat_tables(rejected), dropped, later)
 
 
-def _applied(step: Step, context: Context) -> Callable[[Engine, pa.Table], StageOutput]:
+def isolated(name: str, stage: Stage, engine: Engine, table: pa.Table, renew: Callable[[], Engine]) -> StageOutput:
+    """Return `stage(engine, table)`; if the stage raises, leave out and reject the records at fault. `renew` opens another engine."""
+    try:
+        return stage(engine, table)
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        return Search(name, stage, renew).through(table, error)
+
+
+def _applied(step: Step, context: Context) -> Stage:
     return lambda engine, rows: step.apply(replace(context, engine=engine), rows)
 
 

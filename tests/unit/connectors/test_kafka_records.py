@@ -10,8 +10,8 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from pipelines.cli.dlq import _time_of_kafka
 from pipelines.connectors.kafka import records as kafka_records
 from pipelines.connectors.kafka.records import to_records
-from pipelines.process.mapping.step import TargetColumn, map_columns
-from pipelines.process.parse.step import parse
+from pipelines.process.steps.mapping.columns import TargetColumn, map_columns
+from pipelines.process.steps.parse import parse
 from pipelines.protocol.records import MAX_RECORD_BYTES, RAW_SCHEMA, UNREADABLE_HEADER, with_positions
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine

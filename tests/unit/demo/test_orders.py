@@ -11,8 +11,8 @@ from pipelines.config import load
 from pipelines.demo.events import DUPLICATE, GOOD, MAX_BLOCK_EVENTS, Events, Recipe
 from pipelines.demo.orders import BAD_KINDS, ORDERS, orders
 from pipelines.errors import ConfigurationError
-from pipelines.process.mapping.step import TargetColumn, map_columns
-from pipelines.process.parse.step import parse
+from pipelines.process.steps.mapping.columns import TargetColumn, map_columns
+from pipelines.process.steps.parse import parse
 from pipelines.protocol.records import RAW_SCHEMA, with_positions
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine

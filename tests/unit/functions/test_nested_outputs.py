@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipelines.functions.calls import Hosts
 from pipelines.functions.child import RowsError, text_of
 from pipelines.functions.spec import Function
-from pipelines.process.parse.step import parse
+from pipelines.process.steps.parse import parse
 from pipelines.protocol.records import HEADERS_TYPE, INSTANT, OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import ParsedField

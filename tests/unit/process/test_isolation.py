@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.process.isolation import ATTEMPTS, INTERNAL_ERROR, isolated, take_out
+from pipelines.process.isolation import ATTEMPTS, INTERNAL_ERROR, take_out
+from pipelines.process.steps import isolated
 from pipelines.protocol.records import StageOutput, empty_rejected
 from pipelines.types.duckdb import open_engine
 from pipelines.types.engine import Engine

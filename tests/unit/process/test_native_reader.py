@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.native import build_library, without_library
 
 from pipelines.native_library import JSON_READER, NativeLibrary
-from pipelines.process.parse.json_reader import JsonReader
-from pipelines.process.parse.native_reader import native_reader
 from pipelines.process.rejections import Rejections
+from pipelines.process.steps.parse.json_reader import JsonReader
+from pipelines.process.steps.parse.native_reader import native_reader
 from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import JSON_TYPES, ParsedField
 

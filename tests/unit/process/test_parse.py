@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.native import build_library, without_library
 
-from pipelines.process.parse import json_reader as reader_module
-from pipelines.process.parse.step import parse
+from pipelines.process.steps.parse import json_reader as reader_module
+from pipelines.process.steps.parse import parse
 from pipelines.protocol.records import (
     HEADERS_TYPE,
     INSTANT,
@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every rule holds with the native library and without."""
     if request.param == "library":
         build_library()
-        reader_module.json_reader.cache_clear()
+        reader_module.reader_of.cache_clear()
         yield
     else:
         with without_library():
@@ -451,7 +451,7 @@ def oracle(text: str, fields: list[tuple[str, str]]) -> list[Any] | tuple[str, s
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(objects=st.lists(OBJECTS, min_size=1, max_size=8), pairs=FIELDS)
 def test_parse_agrees_with_plain_python(objects: list[dict[str, Any]], pairs: list[tuple[str, str]]) -> None:
-    reader_module.json_reader.cache_clear()
+    reader_module.reader_of.cache_clear()
     texts = [json.dumps(value, ensure_ascii=index % 2 == 0) for index, value in enumerate(objects)]
     output = parse(_ENGINE, raw_records([text.encode() for text in texts]), [ParsedField(*pair) for pair in pairs])
     accepted = {row["_tf_ordinal"]: row for row in output.accepted.to_pylist()}

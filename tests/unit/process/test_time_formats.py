@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pipelines.connectors.sql import statement
 from pipelines.process.dedup import TIME_COLUMN, with_times
-from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
-from pipelines.process.parse.step import ParsedField
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.values import MACROS, reading
 from pipelines.protocol.records import INSTANT, POSITION_FIELDS
 from pipelines.types.columns import parse_type
 from pipelines.types.duckdb import open_engine
+from pipelines.types.fields import ParsedField
 from pipelines.types.time_formats import DIRECTIVES, check_format, tokens
 
 REFUSED = "refused"

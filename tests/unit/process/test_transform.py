@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.process.mapping import composites
-from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
+from pipelines.process.steps.mapping import composites
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, cut_frames
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import parse_type

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.app import app
-from pipelines.process.mapping.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
-from pipelines.process.mapping.docs import TARGET, named, render
-from pipelines.process.mapping.matrix import COLUMNS, FORMS, matrix
-from pipelines.process.mapping.step import targets_of
+from pipelines.process.steps.mapping.columns import targets_of
+from pipelines.process.steps.mapping.convert import FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
+from pipelines.process.steps.mapping.docs import TARGET, named, render
+from pipelines.process.steps.mapping.matrix import COLUMNS, FORMS, matrix
 from pipelines.types.columns import parse_type
 from pipelines.types.fields import SOURCE_TYPES
 from pipelines.types.time_formats import check_format, is_format
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / TARGET
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m pipelines.process.mapping.docs`"
+    assert PAGE.read_text(encoding="utf-8") == render(), "run `python -m pipelines.process.steps.mapping.docs`"
 
 
 def test_the_matrix_has_every_conversion_and_no_other() -> None:

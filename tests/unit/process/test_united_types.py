@@ -14,14 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.connectors.sql import statement
-from pipelines.process.mapping.geometry import geojson
-from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns
-from pipelines.process.parse.step import ParsedField, parse
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns
+from pipelines.process.steps.mapping.geometry import geojson
+from pipelines.process.steps.parse import parse
 from pipelines.proof.verification.plain_form import duckdb_type
 from pipelines.proof.verification.values import MACROS, is_sound, reading
 from pipelines.protocol.records import OVERSIZE_TYPE, POSITION_FIELDS
 from pipelines.types.columns import parse_type, value_type
 from pipelines.types.duckdb import open_engine
+from pipelines.types.fields import ParsedField
 from pipelines.types.unions import members_of
 from pipelines.types.vectors import one_chunk
 

@@ -122,5 +122,6 @@ def test_every_exception_is_needed() -> None:
 
 def test_the_audit_takes_no_stage_or_reader_of_the_data_path() -> None:
     shared = {name for _, name in reached("pipelines.proof.audit.run")}
-    writers = ("pipelines.ingest", "pipelines.process.parse", "pipelines.process.mapping", "pipelines.process.dedup", "pipelines.sink")
+    steps = ("pipelines.process.steps.parse", "pipelines.process.steps.mapping.", "pipelines.process.dedup")
+    writers = ("pipelines.ingest", *steps, "pipelines.sink")
     assert not {name for name in shared if name.startswith((*writers, "pipelines.process.frames", "pipelines.connectors.kafka"))}

@@ -1,4 +1,4 @@
-"""The sink stage: frames to chunks, and a chunk to one block."""
+"""The sink stage: frames to chunks."""
 
 from collections.abc import Iterator
 
@@ -8,19 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipelines.sink.chunks
-from pipelines.errors import HaltError, InvariantError
 from pipelines.protocol.frame_sizes import declared_bytes
 from pipelines.protocol.records import Message, encode_frame
-from pipelines.sink.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Chunk, chunk_rows, insert_block
+from pipelines.sink.chunks import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Chunk
 from pipelines.testing import FIRST_INSTANT
 
 
 def message(sequence: int, rows: int, payload: bytes = b"x", config: str = "a") -> Message:
     return Message("tf.p.out.0", sequence, FIRST_INSTANT, payload, {"Tf-Rows": str(rows), "Tf-Config": config})
-
-
-def frame(sequence: int, table: pa.Table) -> Message:
-    return message(sequence, table.num_rows, encode_frame(table))
 
 
 def chunks(messages: list[Message], max_rows: int = MAX_CHUNK_ROWS, max_bytes: int = MAX_CHUNK_BYTES) -> Iterator[Chunk]:
@@ -84,26 +79,6 @@ def test_a_chunk_read_alone_is_the_same_chunk(rows: list[int], max_rows: int) ->
         assert list(chunks(messages[chunk.first - 1 : chunk.last], max_rows)) == [chunk]
 
 
-def test_rows_packed_250_to_1_are_cut_by_memory_and_all_sent() -> None:
-    """5,350 such rows of 430 KiB were one chunk of 9.8 MB and 2.3 GB, and 642 of them in no block."""
-    wide = pa.table({"id": pa.array(range(20), pa.int64()), "text": ["a repeated text " * 27_520] * 20})
-    messages = [frame(sequence, wide) for sequence in range(1, 41)]
-    assert sum(len(one.payload) for one in messages) < 4_000_000
-    found = list(pipelines.sink.chunks.chunks(messages))
-    assert [chunk.rows for chunk in found] == [300, 300, 200]
-    for chunk in found:
-        assert sum(declared_bytes(one.payload) for one in chunk.messages) <= MAX_CHUNK_BYTES
-        (batch,) = read(insert_block(chunk_rows(chunk, ["id", "text"])))
-        assert batch.num_rows == chunk.rows
-
-
-def test_rows_too_large_for_one_block_are_never_sent_in_part() -> None:
-    piece = pa.array(["a repeated text " * 27_520] * 100)
-    pieces = [piece] * (2**31 // piece.nbytes + 1)
-    with pytest.raises(InvariantError, match="do not fit into one block"):
-        insert_block(pa.table({"text": pa.chunked_array(pieces)}))
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(max_size=30), max_size=30), st.booleans(), st.booleans())
 def test_what_a_frame_takes_is_told_without_decoding_it(texts: list[str], is_compressed: bool, is_coded: bool) -> None:
@@ -129,54 +104,3 @@ def test_the_digest_names_the_rows() -> None:
     assert one.digest != Chunk((message(1, 1, b"a"), message(2, 1, b"c"))).digest
     assert one.digest != Chunk((message(1, 1, b"b"), message(2, 1, b"a"))).digest
     assert len(one.digest) == 16
-
-
-def rows(*ids: int, topic: str = "orders") -> pa.Table:
-    topics = pa.DictionaryArray.from_arrays(pa.array([0] * len(ids), pa.int32()), pa.array([topic]))
-    return pa.table({"id": pa.array(ids, pa.int64()), "spare": pa.array(ids, pa.int64()), "_tf_topic": topics})
-
-
-def read(block: bytes) -> list[pa.RecordBatch]:
-    with pa.ipc.open_stream(block) as reader:
-        return list(reader)
-
-
-def test_a_block_is_one_batch_with_the_tables_columns() -> None:
-    chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3))))
-    (batch,) = read(insert_block(chunk_rows(chunk, ["_tf_topic", "id"])))
-    assert batch.schema.names == ["_tf_topic", "id"]
-    assert batch.to_pylist() == [{"_tf_topic": "orders", "id": n} for n in (1, 2, 3)]
-
-
-def test_frames_of_several_topics_share_a_block() -> None:
-    chunk = Chunk((frame(1, rows(1, topic="orders")), frame(2, rows(2, topic="returns"))))
-    (batch,) = read(insert_block(chunk_rows(chunk, ["id", "_tf_topic"])))
-    assert [row["_tf_topic"] for row in batch.to_pylist()] == ["orders", "returns"]
-
-
-def test_empty_frames_add_nothing() -> None:
-    chunk = Chunk((frame(1, rows()), frame(2, rows(7)), frame(3, rows())))
-    (batch,) = read(insert_block(chunk_rows(chunk, ["id"])))
-    assert batch.to_pylist() == [{"id": 7}]
-
-
-def test_a_chunk_of_empty_frames_is_an_empty_block() -> None:
-    (batch,) = read(insert_block(chunk_rows(Chunk((frame(1, rows()), frame(2, rows()))), ["id"])))
-    assert batch.num_rows == 0
-    assert batch.schema.names == ["id"]
-
-
-def test_the_same_chunk_gives_the_same_bytes() -> None:
-    """ClickHouse's token covers one block; a retry must send the same one."""
-
-    def planned() -> bytes:
-        chunk = Chunk((frame(1, rows(1, 2)), frame(2, rows(3, topic="returns"))))
-        return insert_block(chunk_rows(chunk, ["id", "_tf_topic"]))
-
-    first = planned()
-    assert planned() == first
-
-
-def test_a_frame_without_a_column_of_the_table_is_an_error() -> None:
-    with pytest.raises(HaltError, match="missing"):
-        chunk_rows(Chunk((frame(1, rows(1)),)), ["id", "missing"])

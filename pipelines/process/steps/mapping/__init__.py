@@ -1,4 +1,4 @@
-"""The last step: fields to the columns of each table (`process.mapping`), for the sinks that take the record.
+"""The last step: fields to the columns of each table (`columns`), for the sinks that take the record.
 
 A record that one of its tables does not take is rejected whole: no sink has a row of it. In a program with one sink that takes all records
 the rows have the table's columns; else, before `MapToTables.rows_for`, those of every table, and which sinks take them.
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.process.computed import Stored, where
-from pipelines.process.mapping.step import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.process.steps import Columns, Context, Rank, Step
+from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.outcomes import MADE, REJECTED, WRITTEN, register, routed_to
 from pipelines.protocol.positions import CAUSE_COLUMNS, is_first_row, position_keys
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput, empty_rejected

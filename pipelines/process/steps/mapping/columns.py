@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.mapping.composites import convert, element_source
-from pipelines.process.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.process.rejections import Rejections
+from pipelines.process.steps.mapping.composites import convert, element_source
+from pipelines.process.steps.mapping.convert import DATE_TARGETS, FLOAT_TARGETS, INSTANT_TARGETS, INTEGER_TARGETS, STRING_TARGETS
 from pipelines.protocol.records import EMIT_FIELD, POSITION_COLUMNS, StageOutput, most_row_bytes
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import FLOATS, ColumnType

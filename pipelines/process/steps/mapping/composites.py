@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.mapping.convert import Converted, Fault, convert_scalar, is_counted_in
-from pipelines.process.mapping.geometry import convert_geometry
-from pipelines.process.mapping.unions import convert_union
-from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
+from pipelines.process.steps.mapping.convert import Converted, Fault, convert_scalar, is_counted_in
+from pipelines.process.steps.mapping.geometry import convert_geometry
+from pipelines.process.steps.mapping.unions import convert_union
+from pipelines.process.steps.parse.json_reader import reader_of
 from pipelines.types.arrow_types import tuple_fields
 from pipelines.types.columns import FLOATS, INTEGER_BITS, INTERVALS, ColumnType
 from pipelines.types.engine import Engine
@@ -152,7 +152,7 @@ def _tuple(engine: Engine, texts: pa.Array, target: ColumnType, notation: str) -
     names = tuple_fields(target)
     present = to_mask(pc.is_valid(texts))
     documents = pc.fill_null(texts, "{}")
-    reader = json_reader(tuple(_element_field(name, kind, notation) for name, kind in zip(names, target.inner, strict=True)))
+    reader = reader_of(tuple(_element_field(name, kind, notation) for name, kind in zip(names, target.inner, strict=True)))
     rejections = Rejections("transform", len(texts))
     read = reader.read(engine, documents, rejections)
     # A member that is read alone may be the text of a number; few rows have one.
@@ -215,14 +215,14 @@ def _elements(engine: Engine, texts: pa.Array, target: ColumnType, notation: str
 def _member(engine: Engine, documents: pa.Array, name: str, target: ColumnType, notation: str) -> Converted:
     """Convert the member `name` of JSON objects (absent = JSON null) to `target`; here a null is a fault unless `target` takes it."""
     rejections = Rejections("transform", len(documents))
-    (column,) = json_reader((_element_field(name, target, notation),)).read(engine, documents, rejections)
+    (column,) = reader_of((_element_field(name, target, notation),)).read(engine, documents, rejections)
     is_number = rejections.open
     converted, faults = _read(engine, without(column, ~is_number), target, notation)
     is_text = np.zeros(len(documents), dtype=bool)
     if _may_be_text(target, notation) and not is_number.all():
         rows = ~is_number
         refused = Rejections("transform", int(np.count_nonzero(rows)))
-        (texts,) = json_reader((ParsedField(name, "string"),)).read(engine, documents.filter(pa.array(rows)), refused)
+        (texts,) = reader_of((ParsedField(name, "string"),)).read(engine, documents.filter(pa.array(rows)), refused)
         is_text[rows] = refused.open
         numbers, more = convert_scalar(engine, without(texts, ~refused.open), target, notation)
         converted, faults = _placed(numbers, rows, converted), [*faults, *_spread(more, rows)]

@@ -1,8 +1,8 @@
-"""parse: raw records in, typed columns out.
+"""The first step, parse: raw records in, typed columns out.
 
 In: a table of raw records (columns `key, value, headers, timestamp, oversize` and the position columns). Out: one column per field, named
 by the field; array, object and map as minified JSON text, bytes as the UTF-8 bytes of a JSON string; null if the field is absent or JSON
-null. Then the columns of the record beside its JSON (`parse.columns`), the position columns and, on request, raw columns as `_tf_<name>`,
+null. Then the columns of the record beside its JSON (`columns`), the position columns and, on request, raw columns as `_tf_<name>`,
 unchanged.
 
 Guarantee: the outcome of a record depends on that record, the fields and the columns alone, never on its neighbors. No state is kept.
@@ -19,21 +19,69 @@ fields are ignored. The reader (DuckDB, yyjson) accepts a comma before a closing
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.parse.columns import as_texts, read_columns
-from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
-from pipelines.protocol.records import MAX_RECORD_BYTES, POSITION_FIELDS, UNREADABLE_HEADER, StageOutput
+from pipelines.process.steps import Columns, Context, Rank, Step
+from pipelines.process.steps.parse.columns import as_texts, read_columns
+from pipelines.process.steps.parse.json_reader import reader_of
+from pipelines.process.whole_records import without_lost_rows
+from pipelines.protocol.outcomes import REJECTED
+from pipelines.protocol.records import (
+    MAX_RECORD_BYTES,
+    POSITION_FIELDS,
+    REFUSED_ROW_COLUMN,
+    UNREADABLE_HEADER,
+    StageOutput,
+    empty_rejected,
+)
 from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField, check_fields
 from pipelines.types.record_columns import RecordColumn
 from pipelines.types.vectors import one_chunk, to_mask
 
-__all__ = ["ParsedField", "check_fields", "parse"]
+
+@dataclass(frozen=True)
+class Parse(Step):
+    """`fields`: (name, source type) of each field of the JSON; `columns`: those of the record beside it."""
+
+    name = "parse"
+    stage = "parse"
+    outcomes = (REJECTED,)
+    rank = Rank.FIRST
+
+    fields: tuple[tuple[str, str], ...]
+    columns: tuple[RecordColumn, ...] = ()
+
+    @classmethod
+    def of_source(cls, source: Any) -> Self:
+        """Return the step for a source of the file."""
+        columns = tuple(RecordColumn(column.name, column.origin, column.header or "", column.type) for column in source.columns)
+        return cls(tuple((field.name, field.type) for field in source.schema_fields), columns)
+
+    def encode(self) -> dict[str, Any]:
+        """Return the configuration as JSON values: columns only if there are some, so that other programs keep their version."""
+        return {name: value for name, value in super().encode().items() if name != "columns" or value}
+
+    @property
+    def parsed_fields(self) -> Sequence[ParsedField]:
+        return [ParsedField(name, kind) for name, kind in self.fields]
+
+    def columns_out(self, columns_in: Columns) -> Columns:
+        if faults := check_fields(self.parsed_fields):
+            raise ValueError("; ".join(faults))
+        return {**dict(self.fields), **{column.name: column.type for column in self.columns}}
+
+    def apply(self, context: Context, rows: pa.Table) -> StageOutput:
+        keep = [name for name in rows.column_names if f"_tf_{name}" in context.carried]
+        tried = without_lost_rows(rows) if REFUSED_ROW_COLUMN not in context.carried else StageOutput(rows, empty_rejected())
+        parsed = parse(context.engine, tried.accepted, self.parsed_fields, keep, self.columns)
+        return StageOutput(parsed.accepted, pa.concat_tables([tried.rejected, parsed.rejected]))
 
 
 def parse(
@@ -43,7 +91,7 @@ def parse(
 
     `keep` names raw columns that are passed through as `_tf_<name>`. Raise ValueError for fields in which `check_fields` finds a fault.
     """
-    reader = json_reader(tuple(fields))
+    reader = reader_of(tuple(fields))
     rejections = Rejections("parse", records.num_rows)
     texts = _texts(engine, records, rejections)
     read = [*reader.read(engine, texts, rejections), *read_columns(engine, records, columns, rejections)]
@@ -80,3 +128,6 @@ def _refuse_oversize(records: pa.Table, rejections: Rejections) -> None:
     sizes = pc.struct_field(oversize, "bytes").take(pa.array(rows)).to_pylist()
     messages = [f"the record has {size} bytes, more than the limit of {MAX_RECORD_BYTES}" for size in sizes]
     rejections.note_each(rows, "oversize", None, messages)
+
+
+STEP = Parse

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.mapping.convert import Converted, Fault
-from pipelines.process.parse.json_reader import json_reader
 from pipelines.process.rejections import Rejections
+from pipelines.process.steps.mapping.convert import Converted, Fault
+from pipelines.process.steps.parse.json_reader import reader_of
 from pipelines.types.columns import SHAPES, ColumnType
 from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField
@@ -36,7 +36,7 @@ def convert_geometry(engine: Engine, texts: pa.Array, convert_shape: Callable[[p
     """Convert JSON texts of GeoJSON geometries to WKB; null stays null. `convert_shape` converts texts of coordinates to a shape's type."""
     present = to_mask(pc.is_valid(texts))
     rejections = Rejections("transform", len(texts))
-    types, coordinates = json_reader(_MEMBERS).read(engine, pc.fill_null(texts, "{}"), rejections)
+    types, coordinates = reader_of(_MEMBERS).read(engine, pc.fill_null(texts, "{}"), rejections)
     faults = [Fault(rows & present, code, f"member {name}: {words}" if name else words) for rows, code, name, words in rejections.reasons()]
     is_read = rejections.open & present
     is_whole = is_read & to_mask(pc.is_valid(coordinates)) & to_mask(pc.is_in(types, pa.array([*_CODES])))

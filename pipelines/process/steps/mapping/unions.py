@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.mapping.convert import Converted, Fault
+from pipelines.process.steps.mapping.convert import Converted, Fault
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import ColumnType
 from pipelines.types.unions import is_of_texts, members_of, most_exact_digits

@@ -1,12 +1,12 @@
-"""docs/types.md: the prose of page.md, and the matrix of types. `python -m pipelines.process.mapping.docs` writes it."""
+"""docs/types.md: the prose of page.md, and the matrix of types. `python -m pipelines.process.steps.mapping.docs` writes it."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from pipelines.process.mapping.matrix import COLUMNS, FORMS, Form, matrix
-from pipelines.process.mapping.step import targets_of
+from pipelines.process.steps.mapping.columns import targets_of
+from pipelines.process.steps.mapping.matrix import COLUMNS, FORMS, Form, matrix
 from pipelines.types.columns import INTEGER_BITS, INTERVALS
 from pipelines.types.fields import SOURCE_TYPES
 from pipelines.types.time_formats import DIRECTIVES

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.process.parse.native_reader import native_reader
 from pipelines.process.rejections import Rejections
+from pipelines.process.steps.parse.native_reader import native_reader
 from pipelines.types.engine import Engine
 from pipelines.types.fields import ParsedField, SourceType, Tree, check_fields
 from pipelines.types.vectors import Mask, to_mask
@@ -38,7 +38,7 @@ Codes = npt.NDArray[np.int32]
 
 
 @lru_cache(maxsize=64)
-def json_reader(fields: tuple[ParsedField, ...]) -> "JsonReader":
+def reader_of(fields: tuple[ParsedField, ...]) -> "JsonReader":
     """Return the reader of `fields`, made once. Raise ValueError if `check_fields` finds a fault."""
     return JsonReader(fields)
 

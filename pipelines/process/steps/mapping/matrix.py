@@ -7,7 +7,7 @@ send through ClickHouse. Pure.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.process.mapping.step import targets_of
+from pipelines.process.steps.mapping.columns import targets_of
 from pipelines.types.columns import INTEGER_BITS, INTERVALS
 from pipelines.types.fields import SOURCE_TYPES
 

@@ -1,1 +1,0 @@
-"""Typed columns to the table's columns and types."""

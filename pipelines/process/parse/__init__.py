@@ -1,1 +1,0 @@
-"""JSON to typed columns."""
