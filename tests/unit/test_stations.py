@@ -75,3 +75,9 @@ def station(file: str) -> str:
 
 def test_a_record_goes_through_the_stations_that_are_named(tmp_path: Path) -> None:
     assert {station(file) for file in walked(tmp_path)} == set(named())
+
+
+def test_a_record_has_twelve_stations_and_enters_each_room_once() -> None:
+    rooms = [name.partition("/")[0] for name in named()]
+    assert len({*named()}) <= 12
+    assert [room for room, before in zip(rooms, ["", *rooms], strict=False) if room != before] == ["engine", "ingest", "process", "sink"]
