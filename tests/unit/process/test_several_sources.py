@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ DEDUPS = st.sampled_from(
 @settings(deadline=None, max_examples=30)
 @given(FRAMES, DEDUPS, st.booleans(), st.booleans())
 def test_the_reference_unites_as_the_program_does(
-    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool, behind: bool
+    memory: Path, drawn: list[Any], dedups: tuple[Step, ...], filtered: bool, behind: bool
 ) -> None:
     own = [Filter(stored('"at" < 30', {"at": "int64"}, "sql", "bool"))] if filtered else []
     later = [Filter(stored("who <> 2", {"who": "int64"}, "sql", "bool"))] if behind else []
@@ -175,7 +176,7 @@ def test_the_reference_unites_as_the_program_does(
         clock += step
         make = crm if source == "crm" else shop
         frames.append(frame(sequence, source, *(make(who, at) for who, at in values), seconds=clock, partition=partition))
-    trial = Trial(made, stage_engine(), tmp_path_factory.mktemp("keys"))
+    trial = Trial(made, stage_engine(), Path(mkdtemp(dir=memory)))
     rows = trial.take(frames, trial.read(frames), note_nothing)
     seen = FramesSeen(made.sources)
     with fresh_database() as engine:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow as pa
@@ -94,12 +95,12 @@ Played = tuple[LegCase, list[tuple[int, str, dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Played]:
+def played(memory: Path) -> Callable[..., Played]:
     """A case in one process with what was sent, by seed and windows; nobody goes on with it."""
 
     @cache
     def one(seed: int, copies: Sequence[int | None] = COPIES) -> Played:
-        case = LegCase(tmp_path_factory.mktemp("played"), BUCKETS, stages=program(copies))
+        case = LegCase(Path(mkdtemp(dir=memory)), BUCKETS, stages=program(copies))
         return case, play(case, seed)
 
     return one

@@ -1,7 +1,7 @@
 """The join by event time: each left record meets what the model says, however the log is cut, merged and attempted."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -36,13 +36,6 @@ ON = (Frame(LEFT, ((99, 1_000),)), Frame(RIGHT, ((98, 1_000),)))
 @pytest.fixture(autouse=True)
 def early_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.key_store.store.SMALL_FAN", 3)
-
-
-@pytest.fixture(scope="module")
-def memory() -> Iterator[Path]:
-    """A directory that is synced at once, where the machine has one."""
-    with TemporaryDirectory(dir=next((path for path in ("/dev/shm",) if os.access(path, os.W_OK)), None)) as directory:
-        yield Path(directory)
 
 
 def played(history: History, memory: Path, seed: int = 0) -> Answer:
