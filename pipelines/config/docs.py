@@ -36,8 +36,15 @@ fewer of them. `name`, `metadata`, `checks` and `alerts` are read by no runner, 
 """
 
 
-_TITLES = {name: ", ".join(title for model, title in _titles() if model == name) for name, _ in _titles()}
-"""Heading of each model, in the order of the page."""
+def _headings() -> dict[str, str]:
+    """Return the heading of each model, in the order of the page."""
+    found: dict[str, list[str]] = {}
+    for model, title in _titles():
+        found.setdefault(model, []).append(title)
+    return {model: ", ".join(titles) for model, titles in found.items()}
+
+
+_TITLES = _headings()
 
 
 def render() -> str:
