@@ -96,7 +96,7 @@ def read_again(log: Log, stream: str, places: pa.Table) -> pa.Table:
 
     They have SOURCE_COLUMN. Raise RetryableError while a frame is not served.
     """
-    frames = places.group_by("_tf_sequence").aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
+    frames = places.group_by("_tf_sequence", use_threads=False).aggregate([("_tf_arrival", "max")]).sort_by("_tf_sequence").to_pylist()
     records = []
     for frame in frames:
         message = log.get(stream, frame["_tf_sequence"])
