@@ -56,22 +56,27 @@ def test_a_value_of_a_dict_becomes_text(write: Write, hosts: Hosts, kind: str, t
     assert made(write, hosts, kind, each(texts), "row", rows=len(texts)) == ([*texts.values()], [])
 
 
-@pytest.mark.parametrize(
-    ("kind", "column", "texts"),
-    [
-        ("array", "pa.array([[1, None], [], None])", ["[1,null]", "[]", None]),
-        ("array", "pa.array([[{'a': 1}], [{'a': None}], []])", ['[{"a":1}]', '[{"a":null}]', "[]"]),
-        ("object", "pa.array([{'a': 'x', 'b': [1]}, None, {'a': None, 'b': None}])", ['{"a":"x","b":[1]}', None, '{"a":null,"b":null}']),
-        ("map", "pa.array([[('k', 1)], [], None], pa.map_(pa.string(), pa.int64()))", ['{"k":1}', "{}", None]),
-        ("array", "pa.array(['[1]', None, '[ ]'])", ["[1]", None, "[]"]),
-        ("decimal", "pa.array([Decimal('1.50'), None, Decimal('-2')], pa.decimal128(9, 2))", ["1.50", None, "-2.00"]),
-        ("decimal", "pa.array([1, None, -3])", ["1", None, "-3"]),
-        ("object", "pa.nulls(3)", [None, None, None]),
-    ],
-)
-def test_a_column_of_a_batch_becomes_text(write: Write, hosts: Hosts, kind: str, column: str, texts: list[str | None]) -> None:
-    source = f"def f(batch):\n    return pa.record_batch({{'x': {column}.slice(0, len(batch))}})\n"
-    assert made(write, hosts, kind, source, "batch", rows=3) == (texts, [])
+COLUMNS: list[tuple[str, str, list[str | None]]] = [
+    ("array", "pa.array([[1, None], [], None])", ["[1,null]", "[]", None]),
+    ("array", "pa.array([[{'a': 1}], [{'a': None}], []])", ['[{"a":1}]', '[{"a":null}]', "[]"]),
+    ("object", "pa.array([{'a': 'x', 'b': [1]}, None, {'a': None, 'b': None}])", ['{"a":"x","b":[1]}', None, '{"a":null,"b":null}']),
+    ("map", "pa.array([[('k', 1)], [], None], pa.map_(pa.string(), pa.int64()))", ['{"k":1}', "{}", None]),
+    ("array", "pa.array(['[1]', None, '[ ]'])", ["[1]", None, "[]"]),
+    ("decimal", "pa.array([Decimal('1.50'), None, Decimal('-2')], pa.decimal128(9, 2))", ["1.50", None, "-2.00"]),
+    ("decimal", "pa.array([1, None, -3])", ["1", None, "-3"]),
+    ("object", "pa.nulls(3)", [None, None, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "column", "texts"), COLUMNS)
+def test_a_column_of_a_batch_becomes_text(shared: tuple[Write, Hosts], kind: str, column: str, texts: list[str | None]) -> None:
+    """One host returns the columns of all cases."""
+    write, hosts = shared
+    columns = ", ".join(f"'x{number}': {one}.slice(0, len(batch))" for number, (_, one, _) in enumerate(COLUMNS))
+    outputs = tuple((f"x{number}", one) for number, (one, _, _) in enumerate(COLUMNS))
+    called = hosts.call(write(f"{DECIMAL}def f(batch):\n    return pa.record_batch({{{columns}}})\n", outputs=outputs), ids(*range(3)))
+    found = called.outputs.column(f"x{COLUMNS.index((kind, column, texts))}")
+    assert (found.to_pylist(), called.failures) == (texts, [])
 
 
 @pytest.mark.parametrize(
