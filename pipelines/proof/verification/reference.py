@@ -97,6 +97,16 @@ def compared_columns(config: Program) -> list[Column]:
     return [Column(f"v{index}", *target) for index, target in enumerate(targets) if is_compared(target[1])]
 
 
+def macros_of(sql: str) -> list[str]:
+    """Return those of MACROS that a statement calls, and that these call, in order."""
+    found: list[str] = []
+    for macro in reversed(MACROS):
+        if f"tf_{macro}(" in sql:
+            found.insert(0, macro)
+            sql += statement(f"reference/{macro}")
+    return found
+
+
 def run_over(engine: duckdb.DuckDBPyConnection, name: str, rows: pa.Table | pa.RecordBatchReader, sql: str) -> list[tuple[Any, ...]]:
     """Run a statement that reads `rows` as the table `name`; return its result."""
     engine.register(name, rows)
@@ -119,10 +129,9 @@ class Reference:
         self._has_sides = False
         self._functions: set[str] = set()
         """The names of the functions that the engine can call."""
+        self._macros: set[str] = set()
         # Each transaction is written to the disk.
         engine.begin()
-        for macro in MACROS:
-            engine.execute(statement(f"reference/{macro}"))
         declared = "".join(f", {column.label} {duckdb_type(column.type)}" for column in columns)
         self._parsed = filled("reference/create_parsed", columns=declared)
         engine.execute(self._parsed)
@@ -155,6 +164,7 @@ class Reference:
         statement_for = statement_of if config.join is None else sides_statement
         wanted = Wanted(self._columns, distinct_shapes, self._with_bytes, self._ended(config))
         rows = statement_for(config, wanted)
+        self._create_macros(rows)
         with snapshots_in(self._engine, config):
             if len(config.lanes) == 1:
                 run_over(self._engine, "frames", reader, rows)
@@ -181,6 +191,15 @@ class Reference:
         self._engine.execute(f"UPDATE as_processed SET {values} FROM parsed WHERE parsed.position = as_processed.position")  # noqa: S608
         self._engine.execute("DROP TABLE parsed")
         self._engine.execute("ALTER TABLE as_processed RENAME TO parsed")
+
+    def _create_macros(self, sql: str) -> None:
+        """Create the macros that a statement calls and the engine has not: all of them take longer than a range of few records."""
+        if missing := [macro for macro in macros_of(sql) if macro not in self._macros]:
+            self._macros.update(missing)
+            self._engine.begin()
+            for macro in missing:
+                self._engine.execute(statement(f"reference/{macro}"))
+            self._engine.commit()
 
     def _ended(self, config: Program) -> str:
         """Return SQL of whether a stage has ended on a record: with a join, one before it."""
@@ -268,8 +287,10 @@ class Reference:
         self._engine.execute(opened)
         for low, high, config in parts:
             wanted = Wanted(self._columns, {}, self._with_bytes)
+            rows = joined_rows_statement(config, wanted, (low, high), (bounds.first, bounds.last))
+            self._create_macros(rows)
             with snapshots_in(self._engine, config):
-                self._engine.execute(joined_rows_statement(config, wanted, (low, high), (bounds.first, bounds.last)))
+                self._engine.execute(rows)
 
     def _insert(self, table: str, rows: pa.Table) -> None:
         run_over(self._engine, "_tf_rows", rows, f"INSERT INTO {table} FROM _tf_rows")
