@@ -61,7 +61,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """All modules and tests are there: no later garbage collection visits them again, and it comes less often.
 
-    What is garbage by now, about 10 MB, stays as well: to find it among them takes each worker 0.5 s of CPU.
+    What is garbage by now stays as well: to find it among them takes each worker 0.5 s of CPU.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

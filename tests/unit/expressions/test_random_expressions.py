@@ -7,11 +7,11 @@ import duckdb
 import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 
 from pipelines.expressions.evaluate import evaluate
 from pipelines.expressions.expression import Expression, check
 from pipelines.expressions.result_types import VALUE_ERRORS
-from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import SOURCE_TYPES
 
 FIELDS = {
@@ -59,7 +59,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "a.b": TEXTS,
 }
 ROWS = st.lists(st.fixed_dictionaries({name: st.none() | values for name, values in VALUES.items()}), min_size=1, max_size=12)
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 _ORACLE = duckdb.connect(config={"threads": 1, "disabled_optimizers": "common_subexpressions"})
 """Evaluates a part where CASE, COALESCE or TRY leads to it, although it stands elsewhere as well."""
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
@@ -231,7 +232,7 @@ def test_the_answer_is_that_of_duckdb_over_the_same_records(seed: int, window: i
         assert run(_ENGINE, KeyedStore(Storage.local(Path(directory))), records, window, tuple(5 * cut for cut in cuts)) == expected
 
 
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 
 
 ARRIVAL = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

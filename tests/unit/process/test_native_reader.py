@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 from support.native import build_library, without_library
 
 from pipelines.native_library import JSON_READER, NativeLibrary
 from pipelines.process.rejections import Rejections
 from pipelines.process.steps.parse.json_reader import JsonReader
 from pipelines.process.steps.parse.native_reader import native_reader
-from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import JSON_TYPES, ParsedField
 
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 _MUTATIONS = int(os.environ.get("TALLYFLOW_JSON_MUTATIONS", "4000"))
 KEYS = ["a", "b", "A", "c", "d.e", "d.e.f", "d", "é", "zz"]
 FIELDS = st.lists(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 from support.native import build_library, without_library
 
 from pipelines.process.steps.parse import json_reader as reader_module
@@ -29,7 +30,7 @@ from pipelines.types.engine import Engine
 from pipelines.types.fields import JSON_TYPES, ParsedField, check_fields
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 
 
 @pytest.fixture(params=["library", "engine"], autouse=True)

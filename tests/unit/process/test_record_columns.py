@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engines import stage_engine
 from support.programs import first_of, program
 
 from pipelines.process.computed import stored
@@ -20,12 +21,11 @@ from pipelines.process.steps.parse import Parse
 from pipelines.protocol.records import POSITION_COLUMNS, StageOutput, with_positions
 from pipelines.protocol.stream_limits import MAX_FRAME_BYTES
 from pipelines.testing import FIRST_INSTANT, records
-from pipelines.types.duckdb import open_engine
 from pipelines.types.record_columns import RecordColumn
 from tests.support.programs import of_steps
 
 ARRIVAL = datetime(2026, 1, 31, 12, tzinfo=UTC)
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 Pairs = Sequence[tuple[bytes, bytes | None]] | None
 SENT = RecordColumn("sent", "timestamp", "", "timestamp")
 KEY = RecordColumn("key", "key", "", "string")

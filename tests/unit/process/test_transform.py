@@ -16,16 +16,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import stage_engine
 
 from pipelines.process.steps.mapping import composites
 from pipelines.process.steps.mapping.columns import TargetColumn, check_mapping, map_columns, reject_wide
 from pipelines.protocol.records import INSTANT, POSITION_COLUMNS, REJECTED_SCHEMA, StageOutput, cut_frames
 from pipelines.types.arrow_types import arrow_type
 from pipelines.types.columns import parse_type
-from pipelines.types.duckdb import open_engine
 from pipelines.types.fields import ParsedField
 
-_ENGINE = open_engine()
+_ENGINE = stage_engine()
 _ARROW = {
     "string": pa.string(), "array": pa.string(), "object": pa.string(), "bytes": pa.binary(), "bool": pa.bool_(), "int64": pa.int64(),
     "uint64": pa.uint64(), "float32": pa.float32(), "float64": pa.float64(), "timestamp": INSTANT,

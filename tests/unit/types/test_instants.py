@@ -4,13 +4,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engines import stage_engine
 
 from pipelines.types import instants
 from pipelines.types.columns import parse_type
-from pipelines.types.duckdb import open_engine
 from pipelines.types.instants import are_plain, parse_instants
 
-ENGINE = open_engine()
+ENGINE = stage_engine()
 PLAIN = "2026-03-01T12:30:00.250Z"
 CHARACTERS = "0123456789-:.TZ +/;é"
 
