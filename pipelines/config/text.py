@@ -7,6 +7,7 @@ than a file of MAX_VALUES values. A number, a flag or null is a plain scalar of 
 import json
 import re
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -72,24 +73,39 @@ def read_tree(text: str, name: str) -> tuple[Any, list[Fault]]:
     if len(text) > MAX_CHARACTERS:
         raise ConfigurationError(name, [Fault("", f"is longer than {MAX_CHARACTERS:,} characters: not a pipeline file")])
     try:
+        tree, faults = _read(text)
+    except _UnreadableError as error:
+        raise ConfigurationError(name, [error.fault]) from None
+    return _copied(tree), [*faults]
+
+
+@lru_cache(maxsize=4)
+def _read(text: str) -> tuple[Any, tuple[Fault, ...]]:
+    """Do `read_tree`; a run, and a command, read one text several times."""
+    try:
         parsed, is_json = json.loads(text, parse_int=_json_number(int), parse_float=_json_number(float)), True
         # Read as YAML for its lines. That may not be indented with tabs, and JSON strings hold no raw tab; it has no surrogate pairs.
         text = _SURROGATE.sub(r"\\u0020", text.replace("\t", " "))
     except ValueError:
         parsed, is_json = None, False
     except RecursionError:
-        raise ConfigurationError(name, [_too_deep(())]) from None
+        raise _UnreadableError(_too_deep(())) from None
     try:
         composer = _Composer(text)
         composed = composer.tree()
-    except _LimitError as error:
-        raise ConfigurationError(name, [error.fault]) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(name, [_syntax_fault(error)]) from None
+        raise _UnreadableError(_syntax_fault(error)) from None
     tree = parsed if is_json else composed
     if not isinstance(tree, dict):
-        raise ConfigurationError(name, [Fault("", "must be an object with fields such as version, pipeline_id, sources and sink")])
-    return tree, [*composer.faults, *_surrogates(tree, ())]
+        raise _UnreadableError(Fault("", "must be an object with fields such as version, pipeline_id, sources and sink"))
+    return tree, (*composer.faults, *_surrogates(tree, ()))
+
+
+def _copied(value: Any) -> Any:
+    """Return a tree of its own, which the caller may change."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list) else value
 
 
 def _json_number(kind: type[int] | type[float]) -> Any:
@@ -109,7 +125,9 @@ def _surrogates(value: Any, at: Location) -> Iterator[Fault]:
         yield Fault(path_text(at), "holds half of a surrogate pair, which is not text")
 
 
-class _LimitError(Exception):
+class _UnreadableError(Exception):
+    """The text is no pipeline file."""
+
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
 
@@ -124,7 +142,7 @@ class _Composer:
         self.faults: list[Fault] = []
 
     def tree(self) -> Any:
-        """Build the first document, None if there is none. Raise _LimitError, YAMLError or ValueError."""
+        """Build the first document, None if there is none. Raise _UnreadableError, YAMLError or ValueError."""
         next(self._events)
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return None
@@ -132,13 +150,13 @@ class _Composer:
         next(self._events)
         following = next(self._events)
         if not isinstance(following, yaml.StreamEndEvent):
-            raise _LimitError(Fault("", f"{_where(following)}a second document begins: a file is one pipeline"))
+            raise _UnreadableError(Fault("", f"{_where(following)}a second document begins: a file is one pipeline"))
         return tree
 
     def _value(self, event: Any, at: Location) -> _Value:
         self._count(1, event, at)
         if len(at) > MAX_DEPTH:
-            raise _LimitError(_too_deep(at))
+            raise _UnreadableError(_too_deep(at))
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, at)
         if event.anchor is not None:
@@ -231,7 +249,9 @@ class _Composer:
     def _count(self, values: int, event: Any, at: Location) -> None:
         self._values += values
         if self._values > MAX_VALUES:
-            raise _LimitError(Fault(path_text(at[:4]), f"{_where(event)}the file holds more than {MAX_VALUES:,} values, aliases counted"))
+            raise _UnreadableError(
+                Fault(path_text(at[:4]), f"{_where(event)}the file holds more than {MAX_VALUES:,} values, aliases counted")
+            )
 
     def _refuse(self, event: Any, at: Location, message: str) -> _Value:
         self.faults.append(Fault(path_text(at), _where(event) + message))
