@@ -51,9 +51,10 @@ def shown(place: Place) -> str:
     return ".".join(place).replace(f".{ITEM}", ITEM)
 
 
-def is_reloaded(model: Model, name: str) -> bool:
-    """Return whether a running pipeline takes up a new value of a field of an object."""
-    return effect_of_field(type(model).model_fields[name]) == Effect.RELOAD
+@cache
+def is_reloaded(model: type[Model], name: str) -> bool:
+    """Return whether a running pipeline takes up a new value of a field of such an object."""
+    return effect_of_field(model.model_fields[name]) == Effect.RELOAD
 
 
 def json_value(model: Model, name: str) -> Any:

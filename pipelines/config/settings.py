@@ -42,9 +42,9 @@ def _inner(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _settings(value: Any, at: str) -> Iterator[tuple[str, Any]]:
     for name, item in _inner(value):
-        if isinstance(value, Model) and is_reloaded(value, name):
+        if isinstance(value, Model) and is_reloaded(type(value), name):
             yield f"{at}{name}", json_value(value, name)
-        else:
+        elif isinstance(item, Model | tuple | dict):
             yield from _settings(item, f"{at}{name}.")
 
 
@@ -52,7 +52,7 @@ def _with(value: Any, at: str, settings: Mapping[str, Any]) -> Any:
     changed: dict[str, Any] = {}
     for name, item in _inner(value):
         place = f"{at}{name}"
-        if not (isinstance(value, Model) and is_reloaded(value, name)):
+        if not (isinstance(value, Model) and is_reloaded(type(value), name)):
             made = _with(item, f"{place}.", settings)
         elif place in settings:
             made = adapter_of(type(value), name).validate_python(settings[place])

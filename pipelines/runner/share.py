@@ -7,9 +7,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
+from pipelines.config import PipelineConfig
 from pipelines.config.settings import settings_digest, settings_of
 from pipelines.connectors.nats.client import JetStream
-from pipelines.engine.connections import Connections
+from pipelines.engine.connections import Connections, Kept
 from pipelines.engine.lanes import Lane, Lanes, lane_subject
 from pipelines.engine.leg import AnyLeg
 from pipelines.engine.line import REPORT_EVERY_SECONDS, Answer, Held, Join, Joined, Line, Process, Report
@@ -72,6 +73,8 @@ class Share:
         self._reporter = threading.Thread(target=self._report_until_the_end, name="report", daemon=True)
         self._task = ""
         self._lanes: list[Lanes] = []
+        self._resolved = Kept()
+        """The configuration of the run, for all legs, by the settings that the runner has sent."""
         self._settings = ""
         """The digest of the settings that the runner has sent last."""
         self._epoch, self._ended_epoch = 0, 0
@@ -114,16 +117,23 @@ class Share:
             for thread in self._legs:
                 thread.send_settings(settings)
 
+    def _resolve(self) -> tuple[PipelineConfig, str]:
+        """Return the configuration of the run, and the digest of its settings."""
+        config = self._run.config
+        return config, settings_digest(settings_of(config))
+
     def _made(self, name: LegId, epoch: int, count: int) -> LegThread:
         lanes = Lanes(self._log, self._subject, leg=name)
         self._lanes.append(lanes)
-        seen = self._run.config.seen_from(name)
-        connections = Connections(self._run, keep_partitions=True, log=self._log, config=seen, lanes=lanes, note=self._say)
+        config, settings = self._resolved.keep(self._run.settings, self._resolve)
+        connections = Connections(
+            self._run, keep_partitions=True, log=self._log, config=config.seen_from(name), lanes=lanes, note=self._say
+        )
         if count and name.kind == PROCESS:
             self._serve(0, Lane({}, self._say, lanes.shelf))
         chain = Chain(self._log, connections.names, name.chain, epoch)
         leg = self._leg_classes[name.kind](connections, chain, self._held, self._stop)
-        leg.status.settings = settings_digest(settings_of(seen))
+        leg.status.settings = settings
         return LegThread(leg, self._say, self._news.set)
 
     def _serve_lane(self, number: int) -> None:
