@@ -6,6 +6,7 @@ needs is made with `for_every_kind`, so that a kind without an entry fails at im
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pipelines.protocol import outcomes
@@ -187,18 +188,7 @@ class Topology:
         dead letters. Raise ValueError without a source or a sink of rows, for an id that is used twice, and for one that is empty behind
         the first.
         """
-        for kind, ids in ((INGEST, sources), (SINK, sinks)):
-            if not ids or len({*ids}) < len(ids) or not all(ids[1:]):
-                raise ValueError(f"the legs of kind {kind} need distinct ids, got {list(ids)}")
-        if not all(dead_letters) or len({*sinks, *dead_letters}) < len(sinks) + len(dead_letters):
-            raise ValueError(f"the legs of kind {DEAD_LETTERS} need distinct ids, got {list(dead_letters)}")
-        legs: list[tuple[LegId, str]] = []
-        for kind, ids in {INGEST: sources, PROCESS: ("",), SINK: sinks}.items():
-            legs += [(LegId(kind, one if number else ""), one) for number, one in enumerate(ids)]
-        legs += [(LegId(DEAD_LETTERS, one), one) for one in dead_letters]
-        by_id = {one: leg for leg, one in legs if leg.kind == SINK}
-        pairs = tuple((by_id[refuser], by_id[taker]) for refuser, taker in fallbacks.items() if {refuser, taker} <= by_id.keys())
-        return cls(tuple(leg for leg, _ in legs), tuple(one for _, one in legs), pairs)
+        return _topology(tuple(sources), tuple(sinks), tuple(fallbacks.items()), tuple(dead_letters))
 
     def of_kind(self, kind: str) -> tuple[LegId, ...]:
         """Return the legs of a kind."""
@@ -334,6 +324,25 @@ class Topology:
         if len(self.ingests) == 1:
             return self.ingests[0]
         return self.ingest(source_of_subject(raw_subject))
+
+
+@lru_cache(maxsize=64)
+def _topology(
+    sources: tuple[str, ...], sinks: tuple[str, ...], fallbacks: tuple[tuple[str, str], ...], dead_letters: tuple[str, ...]
+) -> Topology:
+    """Do `Topology.of`; a short run asks for the same one 90 times."""
+    for kind, ids in ((INGEST, sources), (SINK, sinks)):
+        if not ids or len({*ids}) < len(ids) or not all(ids[1:]):
+            raise ValueError(f"the legs of kind {kind} need distinct ids, got {list(ids)}")
+    if not all(dead_letters) or len({*sinks, *dead_letters}) < len(sinks) + len(dead_letters):
+        raise ValueError(f"the legs of kind {DEAD_LETTERS} need distinct ids, got {list(dead_letters)}")
+    legs: list[tuple[LegId, str]] = []
+    for kind, ids in {INGEST: sources, PROCESS: ("",), SINK: sinks}.items():
+        legs += [(LegId(kind, one if number else ""), one) for number, one in enumerate(ids)]
+    legs += [(LegId(DEAD_LETTERS, one), one) for one in dead_letters]
+    by_id = {one: leg for leg, one in legs if leg.kind == SINK}
+    pairs = tuple((by_id[refuser], by_id[taker]) for refuser, taker in fallbacks if {refuser, taker} <= by_id.keys())
+    return Topology(tuple(leg for leg, _ in legs), tuple(one for _, one in legs), pairs)
 
 
 def chain_of(leg: str) -> ChainType[Any, Any]:
