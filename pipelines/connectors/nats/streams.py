@@ -378,9 +378,7 @@ class Streams(Connection):
         HaltError for an existing stream whose settings could remove acknowledged messages, or with other subjects. `is_compressed`: by the
         server, for small messages that resemble each other; frames are compressed already.
         """
-        if (found := self.state(stream)) is not None:
-            check_stream(found.settings, subjects)
-            return found
+        doing = f"creating stream {stream}"
         config = api.StreamConfig(
             name=stream,
             subjects=[subjects],
@@ -396,16 +394,19 @@ class Streams(Connection):
             duplicate_window=1,
             metadata=metadata,
         )
+        (answer,) = self._answers(doing, [Request(f"$JS.API.STREAM.CREATE.{stream}", json.dumps(config.as_dict()).encode())])
         try:
-            self._wait(f"creating stream {stream}", self._js.add_stream(config))
-        except HaltError:
-            # Another runner of the pipeline may have been first, with other metadata.
-            if (made := self.state(stream)) is not None:
-                return made
-            raise
+            _told(answer)
+        except Exception as error:
+            refused = map_error(doing, error, self._classes)
+            # It is there, with other metadata: another runner of the pipeline may have been first.
+            if isinstance(refused, HaltError) and (found := self.state(stream)) is not None:
+                check_stream(found.settings, subjects)
+                return found
+            raise refused from error
         created = self.state(stream)
         if created is None:
-            raise HaltError(f"creating stream {stream}: it was created but does not exist; is another process deleting this pipeline?")
+            raise HaltError(f"{doing}: it was created but does not exist; is another process deleting this pipeline?")
         return created
 
     def set_metadata(self, stream: str, metadata: dict[str, str]) -> None:
