@@ -7,7 +7,7 @@ Every insert carries a deduplication token and every setting that its guarantee 
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from pipelines.connectors.sinks import Table, TableColumn, View
 from pipelines.connectors.sql import filled, statement
 from pipelines.error_classes import ErrorClasses
 from pipelines.errors import HaltError, RetryableError
-from pipelines.types.columns import quote_identifier
+from pipelines.types.columns import quote_identifier, quote_string
 
 # The driver logs the errors that it also raises, with a traceback; unless the program asks for logs, the raised error is enough.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
@@ -108,21 +108,24 @@ class ClickHouse:
         found = self.rows(doing, statement("clickhouse/table"), names)
         if not found:
             return None
-        engine, definition, partition_key = found[0]
+        engine, definition, partition_key, columns, views = found[0]
         return Table(
             database,
             name,
             engine,
             definition,
-            self.columns(database, name),
+            self._noted(database, name, columns),
             *self._dedup_memory(engine, definition),
             is_partitioned=bool(partition_key),
             keeps_rows=_KEEPS_ROWS.fullmatch(engine) is not None and " GROUP BY " not in definition,
+            views=tuple(views),
         )
 
     def columns(self, database: str, name: str) -> tuple[TableColumn, ...]:
         names = {"database": database, "name": name}
-        found = self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names)
+        return self._noted(database, name, self.rows(f"reading the columns of {database}.{name}", statement("clickhouse/columns"), names))
+
+    def _noted(self, database: str, name: str, found: Iterable[tuple[str, str, str]]) -> tuple[TableColumn, ...]:
         columns = together(TableColumn(*column) for column in found)
         self._written_as[f"{database}.{name}"] = written_as(columns)
         return columns
@@ -149,20 +152,31 @@ class ClickHouse:
 
     def view_targets(self, database: str, name: str) -> list[Table]:
         """List the tables that materialized views fill from this one, including views on views."""
+        return self.filled_from(self._names_of_views(database, name))
+
+    def filled_from(self, views: Sequence[tuple[str, str]]) -> list[Table]:
+        """List the tables that these materialized views fill, by database and name of a view, including views on views."""
         targets: list[Table] = []
-        sources = [(database, name)]
+        sources = [views]
         while sources:
-            for view in self.views_on(*sources.pop()):
+            for view in self._views(sources.pop()):
                 if view.target is not None and all(view.target.full_name != known.full_name for known in targets):
                     targets.append(view.target)
-                    sources.append((view.target.database, view.target.name))
+                    sources.append(view.target.views)
         return targets
 
     def views_on(self, database: str, name: str) -> list[View]:
         """List the materialized views that an insert into this table feeds, without views on views."""
+        return self._views(self._names_of_views(database, name))
+
+    def _names_of_views(self, database: str, name: str) -> list[tuple[str, str]]:
         doing = f"listing the materialized views on {database}.{name}"
         found = self.rows(doing, statement("clickhouse/views_on"), {"database": database, "name": name})
-        return [view for database_of_view, view_name in found if (view := self._view(database_of_view, view_name)) is not None]
+        return [(database_of_view, view) for database_of_view, view in found]
+
+    def _views(self, names: Iterable[tuple[str, str]]) -> list[View]:
+        """Return the materialized views of these names that are there."""
+        return [view for name in names if (view := self._view(*name)) is not None]
 
     def _view(self, database: str, view: str) -> View | None:
         doing = f"reading the materialized view {database}.{view}"
@@ -190,8 +204,10 @@ class ClickHouse:
         doing = "checking the settings of inserts"
         settings = known_settings(self._connected.server_settings, self._insert_settings)
         settings |= {"max_execution_time": math.ceil(self._sink.max_insert_time.total_seconds()), **insert_log_comment("tallyflow")}
+        # In the text: the driver looks at each character of an address, which the settings fill already, in Python.
+        sql = filled("clickhouse/settings", names=", ".join(map(quote_string, settings)))
         try:
-            found = self._connected.query(statement("clickhouse/settings"), parameters={"names": list(settings)}, settings=settings)
+            found = self._connected.query(sql, settings=settings)
         except Exception as error:
             mapped = map_error(doing, error, self._classes)
             if isinstance(mapped, RetryableError):

@@ -51,6 +51,8 @@ class Table:
     is_partitioned: bool = False
     keeps_rows: bool = True
     """False if the engine or its TTL merges rows: a missing row may have been stored all the same."""
+    views: tuple[tuple[str, str], ...] = ()
+    """The materialized views that an insert feeds, without views on views: database and name."""
 
     @property
     def is_replicated(self) -> bool:

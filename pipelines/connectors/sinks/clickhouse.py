@@ -62,7 +62,7 @@ class ClickHouseTable(ClickHouse):
         yield partial(check_columns, self._pipeline, table)
         if sink.delivery == "exactly_once":
             yield self.check_insert_settings
-            for target in [table, *self.view_targets(table.database, table.name)]:
+            for target in [table, *self.filled_from(table.views)]:
                 yield partial(
                     _check_window,
                     target,
