@@ -74,8 +74,9 @@ def existing_streams(config: PipelineConfig, log: JetStream) -> dict[str, Stream
     log.check_payload(LEAST_PAYLOAD_BYTES)
     names, roles = Names(config.pipeline_id), all_roles(config.streams, config.topology.outs)
     found = dict(zip(roles, log.states([names.stream(role) for role in roles]).values(), strict=True))
+    shape = _shape_text(config)
     for present in filter(None, found.values()):
-        _check_same_shape(config, present)
+        _check_same_shape(config, present, shape)
     missing = [role for role, state in found.items() if state is None]
     # Streams that never held a message are being created, by a start that was killed or by one beside ours.
     if missing and any(state is not None and state.last_sequence for state in found.values()):
@@ -101,7 +102,7 @@ def ensure_streams(config: PipelineConfig, log: JetStream, found: Mapping[str, S
             metadata = {STREAM_ID_KEY: uuid4().hex[:16], SHAPE_KEY: shape}
             size, is_ledger = _limit(config, role), role == "ledger"
             state = log.ensure_stream(names.stream(role), names.subjects(role), metadata, size or -1, is_ledger, replicas or 1)
-            _check_same_shape(config, state)
+            _check_same_shape(config, state, shape)
         elif replicas is not None and state.settings.num_replicas != replicas:
             log.set_replicas(names.stream(role), replicas)
         ids[role] = state.metadata[STREAM_ID_KEY]
@@ -116,8 +117,8 @@ def _limit(config: PipelineConfig, role: str) -> int:
     return config.resources.nats.stream.max_bytes // config.streams if is_between else 0
 
 
-def _check_same_shape(config: PipelineConfig, state: StreamState) -> None:
-    before, now = state.metadata.get(SHAPE_KEY, "{}"), _shape_text(config)
+def _check_same_shape(config: PipelineConfig, state: StreamState, now: str) -> None:
+    before = state.metadata.get(SHAPE_KEY, "{}")
     if before != now:
         raise HaltError(_shape_difference(config.pipeline_id, before, now))
 
