@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -240,6 +241,14 @@ def test_a_stream_that_is_made_twice_keeps_its_metadata(log: JetStream, stream: 
     again = log.ensure_stream(stream, f"{stream}.>", {"id": "second"}, max_bytes=1)
     assert again.metadata["id"] == "first"
     assert again.max_bytes == -1
+
+
+def test_a_stream_that_somebody_made_meanwhile_is_examined(log: JetStream, stream: str) -> None:
+    state = log.state(stream)
+    assert state is not None
+    log._wait("changing a stream", log._js.update_stream(replace(state.settings, max_age=3600)))
+    with pytest.raises(HaltError, match="messages expire after 3600 s"):
+        log.ensure_stream(stream, f"{stream}.>", {"id": "second"})
 
 
 def test_an_unknown_stream_has_no_state_and_reading_it_is_a_halt(log: JetStream) -> None:
