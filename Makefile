@@ -14,7 +14,7 @@ PYTHON ?=
 # Where it is set, nothing keeps its byte code, and each process compiles anew what it imports: seconds of CPU.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each worker has a Spark of its own, and in `crash` servers, about 3 GB; `make WORKERS=0 test` does without workers. A test that runs a
+# Each worker has a Spark of its own, and in `crash` servers, about 3 GB then; `make WORKERS=0 test` does without workers. A test that runs a
 # pipeline waits for servers half of its time, or for a lease to end, so more workers than cores keep these busy: with 3 of them two cores
 # are idle for 9 % of `make test`, with 4 for 3 %.
 # Files are handed out in the order of the paths: short ones last, so that no worker waits for the other's last long one.

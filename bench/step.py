@@ -6,7 +6,7 @@ The pipeline is the example with its dedup, the publisher counts instead of publ
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,8 @@ from pipelines.process.items import Admission, ProcessItem
 from pipelines.process.program import Program
 from pipelines.process.run import run
 from pipelines.process.steps import Context, Step
-from pipelines.protocol.naming import Names
+from pipelines.protocol.ledger import Append
+from pipelines.protocol.naming import DEDUP_STORE, Names, listed_as
 from pipelines.protocol.records import HEADER_BYTES, HEADER_PARTITION, HEADER_ROWS, HEADER_TOPIC, RAW_SCHEMA, Message, cut_frames, joined
 from pipelines.testing import FIRST_INSTANT, SINGLE
 from pipelines.types.duckdb import open_engine
@@ -70,7 +71,10 @@ class _Log:
     def last(self, stream: str, subject: str) -> None:
         return None
 
-    def publish(self, subject: str, payload: bytes, headers: dict[str, str], expected: int) -> int:
+    def publish_all(self, appends: Sequence[Append]) -> list[int]:
+        return [self._appended(one.subject) for one in appends]
+
+    def _appended(self, subject: str) -> int:
         self._ends[subject] += 1
         return self._ends[subject]
 
@@ -85,12 +89,9 @@ class _Connections(Kept):
         self.run = SimpleNamespace(stage_config=program.version, accepted_config=program.version)
         self.keep(("stage config", program.version), lambda: program)
         self._directory = directory
-        self._stores: dict[int, KeyedStore] = {}
 
-    def dedup_store(self, bucket: int) -> KeyedStore:
-        if bucket not in self._stores:
-            self._stores[bucket] = KeyedStore(Storage.local(self._directory / str(bucket)))
-        return self._stores[bucket]
+    def segments(self, key: str) -> Storage:
+        return self.keep(("segments", key), lambda: Storage.local(self._directory / key))
 
     def discard_engine(self) -> None:
         """Only after an error, which ends the measurement."""
@@ -139,8 +140,8 @@ class _Step:
         for name in {name for listing in item.runs.values() for name, *_ in listing} - {
             name for listing in runs.values() for name, *_ in listing
         }:
-            for bucket in item.runs:
-                self._connections.dedup_store(int(bucket)).storage.delete(name)
+            for key in item.runs:
+                self._connections.segments(key).delete(name)
         self._item = replace(item, start=item.to, to=item.to, tails=tails, runs=runs)
 
     def _parts(self, frames: list[Arrived], spent: dict[str, float]) -> None:
@@ -150,9 +151,10 @@ class _Step:
             rows = _timed(spent, name, partial(_applied, step, Context(engine, program.carried), rows))
         made = _timed(spent, "stages", lambda: run(program, engine, frames))
         owned = list(shares(made.rows, key_owners(made.rows, program.buckets)))
-        stores = [KeyedStore(self._connections.dedup_store(bucket).storage) for bucket, _ in owned]
-        for (bucket, _), store in zip(owned, stores, strict=True):
-            store.open(live_runs(self._item.runs, str(bucket)))
+        keys = [listed_as(DEDUP_STORE, bucket) for bucket, _ in owned]
+        stores = [KeyedStore(self._connections.segments(key)) for key in keys]
+        for key, store in zip(keys, stores, strict=True):
+            store.open(live_runs(self._item.runs, key))
         span = (self._sequence, self._sequence + 1)
         turn = bucket_with_turn(span[1], program.buckets)
         found = _timed(
