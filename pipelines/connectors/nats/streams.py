@@ -394,16 +394,14 @@ class Streams(Connection):
             duplicate_window=1,
             metadata=metadata,
         )
-        (answer,) = self._answers(doing, [Request(f"$JS.API.STREAM.CREATE.{stream}", json.dumps(config.as_dict()).encode())])
         try:
-            _told(answer)
-        except Exception as error:
-            refused = map_error(doing, error, self._classes)
+            self._wait(doing, self._js.add_stream(config))
+        except HaltError:
             # It is there, with other metadata: another runner of the pipeline may have been first.
-            if isinstance(refused, HaltError) and (found := self.state(stream)) is not None:
-                check_stream(found.settings, subjects)
-                return found
-            raise refused from error
+            if (found := self.state(stream)) is None:
+                raise
+            check_stream(found.settings, subjects)
+            return found
         created = self.state(stream)
         if created is None:
             raise HaltError(f"{doing}: it was created but does not exist; is another process deleting this pipeline?")
