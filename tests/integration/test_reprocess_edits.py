@@ -190,6 +190,7 @@ def test_dead_letters_of_the_earlier_mapping_stay_dead_letters(case: PipelineCas
     assert verified(case).is_clean
 
 
+@pytest.mark.usefixtures("plain_commands")
 def test_rows_that_wait_are_delivered_first(case: PipelineCase) -> None:
     case.create_topic()
     case.send_events(40)

@@ -1,4 +1,4 @@
-"""Records with copies, and the oracle that knows which of them go on: a dictionary over the raw log."""
+"""Records with copies, and the oracles that know which of them go on: by SQL, or a dictionary, over the raw log."""
 
 import json
 from collections import Counter
@@ -7,6 +7,8 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pipelines.config import parse
@@ -36,7 +38,7 @@ def with_lanes(count: int) -> Callable[[dict[str, Any]], None]:
 
 
 def event(number: int, key: int) -> bytes:
-    return json.dumps({"id": key, "name": f"record {number}", "amount": None}).encode()
+    return b'{"id": %d, "name": "record %d", "amount": null}' % (key, number)
 
 
 def copies(count: int, first: int = 0, keys: int = 701) -> list[bytes | None]:
@@ -99,23 +101,26 @@ def _late_in_kafka(case: PipelineCase, lateness_seconds: int) -> dict[Position, 
     return late
 
 
+FATES = """
+    SELECT partition, "offset",
+        CASE WHEN key IS NULL THEN 'letter' WHEN row_number() OVER (PARTITION BY key ORDER BY place) = 1 THEN 'row' ELSE 'duplicate' END
+    FROM (SELECT *, CASE WHEN value <> '{'::BLOB THEN (decode(value)::JSON ->> 'id')::BIGINT END AS key FROM raw)
+"""
+"""What becomes of the records of raw, of which `place` is the order."""
+
+
 def check_first_of_keys(case: PipelineCase, keeps_duplicates: bool = False) -> Counter[str]:
     """The table holds exactly the first record of each key by raw position, the dead letters the bad ones, and the stream of duplicates
     the others, if they are kept; what became of each record.
     """
     log = case.log()
-    seen: set[int] = set()
-    fate: dict[Position, str] = {}
-    for record in chain.from_iterable(frames(case, log, "raw")):
-        position = (record["partition"], record["offset"])
-        if record["value"] == b"{":
-            fate[position] = "letter"
-            continue
-        key = json.loads(record["value"])["id"]
-        fate[position] = "duplicate" if key in seen else "row"
-        seen.add(key)
+    raw = pa.concat_tables(frame.select(["partition", "offset", "value"]) for frame in tables(case, log, "raw"))
+    with duckdb.connect() as oracle:
+        oracle.register("raw", raw.append_column("place", pa.array(range(raw.num_rows))))
+        fate = {(partition, offset): found for partition, offset, found in oracle.execute(FATES).fetchall()}
+    assert len(fate) == raw.num_rows
     assert set(fate) == set(case.records()), (len(fate), len(case.records()), case.reported[-20:])
-    rows = Counter(position for position, *_ in case.rows())
+    rows = Counter(case.client().query(f"SELECT _tf_partition, _tf_offset FROM {case.table}").result_rows)
     assert rows == Counter(position for position, found in fate.items() if found == "row")
     dead_letters = Counter((dead_letter["_tf_partition"], dead_letter["_tf_offset"]) for dead_letter in case.dead_letters())
     assert dead_letters == Counter(position for position, found in fate.items() if found == "letter")
@@ -171,7 +176,12 @@ def live_entries(case: PipelineCase) -> dict[tuple[int, int], tuple[int, int, in
 
 def frames(case: PipelineCase, log: JetStream, role: str) -> Iterator[list[dict[str, Any]]]:
     """The rows of each frame of a stream, in order."""
+    return (table.to_pylist() for table in tables(case, log, role))
+
+
+def tables(case: PipelineCase, log: JetStream, role: str) -> Iterator[pa.Table]:
+    """Each frame of a stream, in order."""
     state = log.state(case.names.stream(role))
     assert state is not None
     for message in log.fetch(case.names.stream(role), case.names.subjects(role), 0, state.last_sequence):
-        yield decode_frame(message.payload).to_pylist()
+        yield decode_frame(message.payload)

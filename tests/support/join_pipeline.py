@@ -9,8 +9,6 @@ from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from pipelines.config import parse
 from pipelines.config.durations import parse_duration
 from pipelines.protocol.bodies import PROCESS_CHAIN
@@ -18,7 +16,7 @@ from pipelines.protocol.ledger import read_chain
 from pipelines.protocol.tally import LegTally, tally
 from resources.local.stack import Addresses
 from support import outside_join
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, admin_of, create_topic, wait_until
 from support.producer import make_producer, produce
 
 MISSING = b"{broken"
@@ -53,9 +51,7 @@ class JoinPipeline:
         self.transforms = [*dedups, *transforms]
         case.write_file(self._joined)
         case.create_topic(self.partitions)
-        admin = AdminClient({"log_level": 0, **there.kafka_client})
-        admin.create_topics([NewTopic(self.topics["names"], self.partitions, 1)])[self.topics["names"]].result(30)
-        wait_until(lambda: self.topics["names"] in admin.list_topics(timeout=10).topics, "the second topic")
+        create_topic(admin_of(there.kafka_client), self.topics["names"], self.partitions)
 
     def _joined(self, document: dict[str, Any]) -> None:
         (events,) = document["sources"]

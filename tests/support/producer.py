@@ -9,7 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 def make_producer(client: Mapping[str, Any], **settings: Any) -> Producer:
     """One that waits for all replicas and keeps the order; `poll` and `flush` raise KafkaException for a record that failed."""
     ordered = {"linger.ms": 5, "acks": "all", "max.in.flight": 1, "message.max.bytes": 16_000_000}
-    return Producer({"log_level": 0, **client, **ordered, "on_delivery": _raise_failed, **settings})
+    reports = {"on_delivery": _raise_failed, "delivery.report.only.error": True}
+    return Producer({"log_level": 0, **client, **ordered, **reports, **settings})
 
 
 def produce(producer: Producer, *record: Any, **options: Any) -> None:

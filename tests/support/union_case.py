@@ -7,10 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from resources.local.stack import Addresses
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, admin_of, create_topic
 from support.producer import make_producer, produce
 
 DEDUP = {"type": "dedup", "config": {"key": "id", "time_window": "1h"}}
@@ -37,9 +35,7 @@ class Union:
         self.transforms = [OF_CRM, *transforms]
         case.write_file(self._with_crm)
         case.create_topic(partitions)
-        admin = AdminClient({"log_level": 0, **there.kafka_client})
-        admin.create_topics([NewTopic(self.topics["crm"], partitions, 1)])[self.topics["crm"]].result(30)
-        wait_until(lambda: self.topics["crm"] in admin.list_topics(timeout=10).topics, "the second topic")
+        create_topic(admin_of(there.kafka_client), self.topics["crm"], partitions)
 
     def _with_crm(self, document: dict[str, Any]) -> None:
         (events,) = document["sources"]

@@ -1,6 +1,6 @@
 """Kafka's side of an audit: the offsets of the sources' topics, compared with those on raw."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,36 +10,36 @@ from pipelines.connectors.kafka.settings import client_settings
 from pipelines.proof.audit.account import KAFKA_TO_RAW, Numbers
 from pipelines.proof.audit.raw import RawRead
 from pipelines.proof.audit.report import AuditReport
-from pipelines.proof.readers.kafka import Settings, end_offsets, first_offsets, is_compacted, topic_batches
+from pipelines.proof.readers.kafka import is_compacted, offset_bounds, topic_batches
 from pipelines.proof.report import Kind
 from pipelines.protocol.positions import SourcePartition
 
 
 class KafkaSide:
-    """The topics of `sources`, by their ids; their ends are noted when it is made. Of each kind of fault, `examples` are named.
+    """The topics of `sources`, by their ids; their bounds are noted when it is made. Of each kind of fault, `examples` are named.
 
     Methods raise RetryableError while Kafka is away.
     """
 
     def __init__(self, sources: Mapping[str, KafkaSource], examples: int) -> None:
         self._sources, self._examples = sources, examples
-        self._ends = self._of_each(end_offsets)
+        bounds = self._bounds()
+        self._ends = {key: end for key, (_, end) in bounds.items()}
+        self.firsts = {key: first for key, (first, _) in bounds.items()}
+        """The first offset that each partition held then."""
 
-    def firsts(self) -> dict[SourcePartition, int]:
-        """Return the first offset that each partition holds now."""
-        return self._of_each(first_offsets)
-
-    def _of_each(self, look: Callable[[Settings, str], dict[int, int]]) -> dict[SourcePartition, int]:
+    def _bounds(self) -> dict[SourcePartition, tuple[int, int]]:
         return {
-            SourcePartition(source_id, partition): offset
+            SourcePartition(source_id, partition): bounds
             for source_id, source in self._sources.items()
-            for partition, offset in look(client_settings(source), source.topic).items()
+            for partition, bounds in offset_bounds(client_settings(source), source.topic).items()
         }
 
     def compare(self, raw: RawRead, report: AuditReport) -> None:
         """Read the topics, and note in the report where their offsets differ from those on raw."""
         report.cannot_prove("records in Kafka that ingest has not read", self._read(raw))
-        firsts = self.firsts()
+        # What has expired meanwhile is not missing.
+        firsts = {key: first for key, (first, _) in self._bounds().items()}
         counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
         examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
         compacted = 0

@@ -93,8 +93,7 @@ class Audit:
         self._progress("reading the raw stream")
         read_to, self._out_read_to = self._last("raw"), {role: self._last(role) for role in topology.outs}
         kafka = KafkaSide({source.source_id: source for source in self._config.sources}, self._examples)
-        firsts = kafka.firsts()
-        raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, firsts))
+        raw = read_raw(self._log, self._names, self._streams["raw"], RawRange(read_to, ends, kafka.firsts))
         accounts = self._read_accounts(raw)
         limits = Limits(self._floor(), self._to(topology.process), read_to, self._last("raw"))
         self._progress("comparing")

@@ -28,25 +28,23 @@ def topic_batches(
     topic does not exist.
     """
     with _consumer(f"verifying topic {topic}", settings) as consumer:
-        ends, starts = _bounds(consumer, topic)
+        bounds = _bounds(consumer, topic)
         if within is not None:
-            ends = {partition: min(ends[partition], last + 1) for partition, (_, last) in within.items() if partition in ends}
-            starts = {partition: max(starts[partition], within[partition][0]) for partition in ends}
-        consumer.assign([TopicPartition(topic, partition, starts[partition]) for partition, end in ends.items() if starts[partition] < end])
-        for messages in _messages(consumer, topic, starts, ends):
+            bounds = {
+                partition: (max(bounds[partition][0], first), min(bounds[partition][1], last + 1))
+                for partition, (first, last) in within.items()
+                if partition in bounds
+            }
+        bounds = {partition: (start, end) for partition, (start, end) in bounds.items() if start < end}
+        consumer.assign([TopicPartition(topic, partition, start) for partition, (start, _) in bounds.items()])
+        for messages in _messages(consumer, topic, bounds):
             yield _records(messages, with_values)
 
 
-def first_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the first offset that each partition holds now. Raise as `topic_batches`."""
+def offset_bounds(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
+    """Return the first offset that each partition holds now, and its end, exclusive. Raise as `topic_batches`."""
     with _consumer(f"looking at topic {topic}", settings) as consumer:
-        return _bounds(consumer, topic)[1]
-
-
-def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the end of each partition now, exclusive. Raise as `topic_batches`."""
-    with _consumer(f"looking at topic {topic}", settings) as consumer:
-        return _bounds(consumer, topic)[0]
+        return _bounds(consumer, topic)
 
 
 def is_compacted(settings: Settings, topic: str) -> bool:
@@ -84,24 +82,23 @@ def _consumer(doing: str, settings: Settings) -> Iterator[Consumer]:
         consumer.close()
 
 
-def _bounds(consumer: Consumer, topic: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Return ({partition: end, exclusive}, {partition: first offset})."""
+def _bounds(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
+    """Return {partition: (first offset, end, exclusive)}."""
     metadata = consumer.list_topics(topic, timeout=_QUIET_SECONDS).topics[topic]
     if metadata.error is not None:
         raise KafkaException(metadata.error)
-    marks = {
+    return {
         partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_QUIET_SECONDS)
         for partition in metadata.partitions
     }
-    return {partition: high for partition, (_, high) in marks.items()}, {partition: low for partition, (low, _) in marks.items()}
 
 
-def _messages(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[list[Message]]:
-    """Yield the records before `ends` in batches.
+def _messages(consumer: Consumer, topic: str, bounds: Mapping[int, tuple[int, int]]) -> Iterator[list[Message]]:
+    """Yield the records before the ends of `bounds` in batches.
 
     A partition is complete when the consumer's position is its end, whether or not a record is there.
     """
-    reached = {partition: start for partition, start in starts.items() if start < ends[partition]}
+    reached, ends = ({partition: both[which] for partition, both in bounds.items()} for which in (0, 1))
     last_answer = time.monotonic()
     while reached:
         left = sum(ends[partition] - offset for partition, offset in reached.items())
