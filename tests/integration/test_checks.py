@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewPartitions
 from support.kept_table import caught_up_case, remake_table
-from support.pipeline_case import PipelineCase, wait_until
+from support.pipeline_case import PipelineCase, has_leaders, wait_until
 from support.producer import make_producer
 
 from pipelines.config import Checks, load
@@ -383,7 +383,7 @@ def test_records_that_wait_in_kafka_are_not_fresh(case: PipelineCase) -> None:
     assert (found.passed, found.is_mild, found.facts["offsets waiting in Kafka"]) == (False, False, 2)
     case.warm_run()
     case.admin.create_partitions([NewPartitions(case.topic, 4)])[case.topic].result(30)
-    wait_until(lambda: case._has_topic(4), "a fourth partition")
+    wait_until(lambda: has_leaders(case.admin, case.topic, 4), "a fourth partition")
     send_aged(case, 3, timedelta(minutes=20))
     found = look(case, "freshness")["freshness"]
     assert (found.passed, found.facts["offsets waiting in Kafka"]) == (False, 1)

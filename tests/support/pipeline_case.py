@@ -103,16 +103,17 @@ def _admin(settings: tuple[tuple[str, str], ...]) -> AdminClient:
 
 def create_topic(admin: AdminClient, topic: str, partitions: int, **config: str) -> None:
     """Makes a topic that the broker knows when this returns: one that has just been started tells of it somewhat later."""
-
-    def is_known() -> bool:
-        try:
-            found = admin.describe_topics(TopicCollection([topic]))[topic].result(30)
-        except KafkaException:
-            return False
-        return len(found.partitions) == partitions and all(partition.leader is not None for partition in found.partitions)
-
     admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
-    wait_until(is_known, "a topic that the broker knows")
+    wait_until(lambda: has_leaders(admin, topic, partitions), "a topic that the broker knows")
+
+
+def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """The topic has so many partitions, and each has a leader."""
+    try:
+        found = admin.describe_topics(TopicCollection([topic]))[topic].result(30)
+    except KafkaException:
+        return False
+    return len(found.partitions) == partitions and all(partition.leader is not None for partition in found.partitions)
 
 
 class PipelineCase:
