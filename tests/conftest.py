@@ -30,6 +30,7 @@ from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, with_all_up, workers_of
 from support.plain_commands import PlainCommand, PlainDrain
 
+import pipelines.proof.put_back
 import pipelines.sink.settling
 from pipelines.engine.session import build_session, default_master
 from resources.local.clickhouse.service import ClickHouse
@@ -227,8 +228,9 @@ def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def brief_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
+    """A runner or a repair waits so long for what an earlier one may still be sending before it decides otherwise; here it has ended."""
     monkeypatch.setattr(pipelines.sink.settling, "INSERT_MAX_EXECUTION_SECONDS", 0.2)
+    monkeypatch.setattr(pipelines.proof.put_back, "QUIET_SECONDS", 0)
 
 
 @pytest.fixture

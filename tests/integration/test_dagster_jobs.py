@@ -80,8 +80,8 @@ def failed_with(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return {name: value.value for name, value in found.metadata.items()}
 
 
-def test_the_launchpad_verifies_and_puts_missing_rows_back(dagster: DagsterCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.proof.put_back.QUIET_SECONDS", 0)
+@pytest.mark.usefixtures("brief_inserts")
+def test_the_launchpad_verifies_and_puts_missing_rows_back(dagster: DagsterCase) -> None:
     case = dagster.case
     case.send_events(300)
     case.warm_run()

@@ -9,7 +9,6 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.config import load
 from pipelines.errors import FencedError, HaltError
-from pipelines.proof import put_back as repair
 from pipelines.proof.checks.run import Look
 from pipelines.proof.put_back import PutBack, put_back
 from pipelines.proof.verification.run import Request
@@ -17,13 +16,7 @@ from pipelines.protocol.failpoints import VARIABLE
 from pipelines.protocol.lease import Lease
 from pipelines.protocol.naming import PUT_BACK
 
-pytestmark = [pytest.mark.integration, pytest.mark.crash]
-
-
-@pytest.fixture(autouse=True)
-def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of an earlier command is at work in these cases, but in the one that says so."""
-    monkeypatch.setattr(repair, "QUIET_SECONDS", 0)
+pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
 
 
 @pytest.fixture

@@ -9,16 +9,10 @@ from support.pipeline_case import PipelineCase
 
 from pipelines.config import load
 from pipelines.errors import HaltError
-from pipelines.proof import put_back as repair
 from pipelines.proof.put_back import PutBack, put_back
 from pipelines.proof.verification.run import Request
 
 pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.usefixtures("brief_inserts")]
-
-
-@pytest.fixture(autouse=True)
-def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "QUIET_SECONDS", 0)
 
 
 @pytest.fixture

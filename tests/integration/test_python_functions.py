@@ -12,7 +12,7 @@ from support.pipeline_case import PipelineCase
 from pipelines.errors import FunctionHaltError
 from pipelines.functions import calls
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 SOURCE = """
 import os, pyarrow as pa, pyarrow.compute as pc

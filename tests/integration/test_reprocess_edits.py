@@ -17,16 +17,10 @@ from pipelines.proof.verification.run import Request, verify
 from pipelines.protocol.purge import Purge, read_purged
 from pipelines.testing import SINGLE
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("brief_inserts")]
 
 MORE = {"name": "name", "column_name": "more", "column_type": "String"}
 Edit = Callable[[dict[str, Any]], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of an earlier command is at work in these cases."""
-    monkeypatch.setattr(repair, "QUIET_SECONDS", 0)
 
 
 def with_more(columns: list[dict[str, Any]]) -> None:

@@ -196,8 +196,8 @@ def test_a_preview_shows_the_values_as_they_are_sent(case: PipelineCase) -> None
     assert second["outcome"] == "rejected" and "column shape (Geometry)" in second["reason"]
 
 
-def test_lost_rows_come_back_into_such_columns(case: PipelineCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "QUIET_SECONDS", 0)
+@pytest.mark.usefixtures("brief_inserts")
+def test_lost_rows_come_back_into_such_columns(case: PipelineCase) -> None:
     case.write_file(with_types)
     send(case, RECORDS)
     case.warm_run()
