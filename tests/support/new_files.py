@@ -21,7 +21,8 @@ def run_with(name: str, files: Mapping[str, str], tree: Path) -> str:
         assert not (tree / place).exists()
         shutil.copy(source / file, tree / place)
     test = next(place for place in files.values() if place.startswith("test_"))
-    quiet = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tree), "-c", os.devnull]
+    # In the directory of all sessions it would remove what earlier ones have left there: 68,000 files, 26 s at the end of a run.
+    quiet = ["-q", "-p", "no:cacheprovider", "--basetemp", str(tree / "tmp"), "--rootdir", str(tree), "-c", os.devnull]
     environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *quiet, test]
     ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
