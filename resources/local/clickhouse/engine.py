@@ -32,12 +32,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # clickhouse-local's defaults that a server does not have: `selec 1` must be a syntax error.
 _SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 
+# With 2 threads in the pool a mutation of 105 partitions took 27 s instead of 11, of the same CPU: each waits for the disk.
 _CONFIG = """<clickhouse>
   <logger><level>fatal</level></logger>
   <merge_tree><fsync_after_insert>1</fsync_after_insert><fsync_part_directory>1</fsync_part_directory></merge_tree>
   <max_server_memory_usage>{memory_bytes}</max_server_memory_usage>
   <mark_cache_size>268435456</mark_cache_size>
-  <background_pool_size>2</background_pool_size>
+  <background_pool_size>8</background_pool_size>
   <background_schedule_pool_size>2</background_schedule_pool_size>
   <asynchronous_metrics_update_period_s>60</asynchronous_metrics_update_period_s>
   <async_insert_threads>1</async_insert_threads>
