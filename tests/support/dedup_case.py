@@ -103,8 +103,8 @@ def _late_in_kafka(case: PipelineCase, lateness_seconds: int) -> dict[Position, 
 
 FATES = """
     SELECT partition, "offset",
-        CASE WHEN key IS NULL THEN 'letter' WHEN row_number() OVER (PARTITION BY key ORDER BY place) = 1 THEN 'row' ELSE 'duplicate' END
-    FROM (SELECT *, CASE WHEN value <> '{'::BLOB THEN (decode(value)::JSON ->> 'id')::BIGINT END AS key FROM raw)
+        CASE WHEN is_bad THEN 'letter' WHEN row_number() OVER (PARTITION BY is_bad, key ORDER BY place) = 1 THEN 'row' ELSE 'duplicate' END
+    FROM (SELECT *, value = '{'::BLOB AS is_bad, CASE WHEN NOT is_bad THEN (decode(value)::JSON ->> 'id')::BIGINT END AS key FROM raw)
 """
 """What becomes of the records of raw, of which `place` is the order."""
 

@@ -51,7 +51,7 @@ class JoinPipeline:
         self.transforms = [*dedups, *transforms]
         case.write_file(self._joined)
         case.create_topic(self.partitions)
-        create_topic(admin_of(there.kafka_client), self.topics["names"], self.partitions)
+        create_topic(admin_of(there), self.topics["names"], self.partitions)
 
     def _joined(self, document: dict[str, Any]) -> None:
         (events,) = document["sources"]

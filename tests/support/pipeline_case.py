@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -45,7 +45,7 @@ from pipelines.protocol.tally import tally
 from pipelines.runner.runner import Runner, RunOptions
 from pipelines.runner.share import LEG_CLASSES
 from pipelines.testing import LEGS, SINGLE
-from resources.local.stack import SERVERS, LocalStack
+from resources.local.stack import SERVERS, Addresses, LocalStack
 from support.forked import Forked
 from support.plain_runner import BriskEngine, InvokedEngine, PlainEngine
 from support.producer import make_producer, produce
@@ -90,15 +90,11 @@ def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
             working.result()
 
 
-def admin_of(client: Mapping[str, str]) -> AdminClient:
-    """The session's client of a cluster, by the settings that its addresses give: to make one takes 6 ms of CPU, here and in the broker."""
-    return _admin(tuple(client.items()))
-
-
 @cache
-def _admin(settings: tuple[tuple[str, str], ...]) -> AdminClient:
+def admin_of(addresses: Addresses) -> AdminClient:
+    """The session's client of a cluster: to make one takes 6 ms of CPU, here and in the broker."""
     # A broker that a test has killed and started again is connected to at once.
-    return AdminClient({"log_level": 0, "reconnect.backoff.max.ms": 500, **dict(settings)})
+    return AdminClient({"log_level": 0, "reconnect.backoff.max.ms": 500, **addresses.kafka_client})
 
 
 def create_topic(admin: AdminClient, topic: str, partitions: int, **config: str) -> None:
@@ -127,7 +123,7 @@ class PipelineCase:
         self.names = Names(self.pipeline)
         self.home = directory / "home"
         self.file = directory / "pipeline.yaml"
-        self.admin = admin_of(self.addresses.kafka_client)
+        self.admin = admin_of(self.addresses)
         self.session: SparkSession | None = None
         """Where runners inside this process run; None: without Spark (plain_runner.py)."""
         self.leg_classes = dict(LEG_CLASSES)

@@ -35,7 +35,7 @@ class Union:
         self.transforms = [OF_CRM, *transforms]
         case.write_file(self._with_crm)
         case.create_topic(partitions)
-        create_topic(admin_of(there.kafka_client), self.topics["crm"], partitions)
+        create_topic(admin_of(there), self.topics["crm"], partitions)
 
     def _with_crm(self, document: dict[str, Any]) -> None:
         (events,) = document["sources"]

@@ -23,23 +23,23 @@ class KafkaSide:
 
     def __init__(self, sources: Mapping[str, KafkaSource], examples: int) -> None:
         self._sources, self._examples = sources, examples
-        bounds = self._bounds()
-        self._ends = {key: end for key, (_, end) in bounds.items()}
-        self.firsts = {key: first for key, (first, _) in bounds.items()}
-        """The first offset that each partition held then."""
+        self.firsts, self._ends = self._look()
+        """The first offset that each partition held then, and its end."""
 
-    def _bounds(self) -> dict[SourcePartition, tuple[int, int]]:
-        return {
-            SourcePartition(source_id, partition): bounds
+    def _look(self) -> tuple[dict[SourcePartition, int], dict[SourcePartition, int]]:
+        """Return the first offset of each partition, and its end, as they are now."""
+        bounds = {
+            SourcePartition(source_id, partition): both
             for source_id, source in self._sources.items()
-            for partition, bounds in offset_bounds(client_settings(source), source.topic).items()
+            for partition, both in offset_bounds(client_settings(source), source.topic).items()
         }
+        return {key: first for key, (first, _) in bounds.items()}, {key: end for key, (_, end) in bounds.items()}
 
     def compare(self, raw: RawRead, report: AuditReport) -> None:
         """Read the topics, and note in the report where their offsets differ from those on raw."""
         report.cannot_prove("records in Kafka that ingest has not read", self._read(raw))
         # What has expired meanwhile is not missing.
-        firsts = {key: first for key, (first, _) in self._bounds().items()}
+        firsts, _ = self._look()
         counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
         examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
         compacted = 0

@@ -98,7 +98,8 @@ def _messages(consumer: Consumer, topic: str, bounds: Mapping[int, tuple[int, in
 
     A partition is complete when the consumer's position is its end, whether or not a record is there.
     """
-    reached, ends = ({partition: both[which] for partition, both in bounds.items()} for which in (0, 1))
+    reached = {partition: start for partition, (start, _) in bounds.items()}
+    ends = {partition: end for partition, (_, end) in bounds.items()}
     last_answer = time.monotonic()
     while reached:
         left = sum(ends[partition] - offset for partition, offset in reached.items())
