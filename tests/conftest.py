@@ -7,6 +7,8 @@ os.environ.pop("COLUMNS", None)
 os.environ.pop("LINES", None)
 # Where it is set, each process that a test starts compiles our 190 modules anew: 0.15 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# As `tallyflow` does: a thread of numpy in each process that imports it turns for a tenth of a second.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import fcntl
 import gc

@@ -12,6 +12,8 @@ def main() -> None:
     Files that it and its child processes write are readable by this user only.
     """
     os.umask(OWNER_ONLY)
+    # Otherwise numpy starts a thread per core, each of which turns for a tenth of a second before it sleeps; nothing here computes with it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with no_collection():
         from pipelines.cli.app import app
         from pipelines.without_pandas import leave_out_pandas

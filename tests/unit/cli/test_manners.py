@@ -1,5 +1,6 @@
 """Manners of the command: a default file, the version, completion, and examples that parse."""
 
+import os
 import shlex
 from importlib.metadata import version
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from pipelines.cli.__main__ import main
 from pipelines.cli.app import app
 from pipelines.cli.examples import EXAMPLES, commands_of
 from pipelines.config.docs import EXAMPLE
@@ -45,6 +47,18 @@ def test_help_shows_the_examples(words: str) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.stdout) == (0, f"tallyflow {version('tallyflow')}\n")
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("4", "4")])
+def test_numpy_starts_no_threads_that_nobody_asks_for(given: str | None, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    if given:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    seen = list[str | None]()
+    monkeypatch.setattr("pipelines.cli.app.app", lambda: seen.append(os.environ.get("OPENBLAS_NUM_THREADS")))
+    main()
+    assert seen == [threads]
 
 
 def test_completion_is_offered_for_a_shell() -> None:

@@ -185,6 +185,12 @@ def test_a_function_sees_no_variable_of_the_runner(write: Write, hosts: Hosts, m
     assert values(hosts.call(write(source, mode="row"), ids(1))) == {0: 0}
 
 
+def test_numpy_has_one_thread_in_a_function_on_any_host(write: Write, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    source = "import os\ndef f(record):\n    return {'x': int(os.environ['OPENBLAS_NUM_THREADS'])}\n"
+    assert values(hosts.call(write(source, mode="row"), ids(1))) == {0: 1}
+
+
 def test_a_number_that_is_not_finite_fails_its_row(write: Write, hosts: Hosts) -> None:
     source = "def f(record):\n    return {'x': float('nan') if record['id'] == 2 else 0.5}\n"
     called = hosts.call(write(source, mode="row", outputs=(("x", "float64"),)), ids(1, 2))
