@@ -1,6 +1,7 @@
 """Ingest and process in one process without Spark: the real legs, stages and key store, over an in-memory log and a list as Kafka."""
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -75,6 +76,8 @@ class LegCase(Kept):
         self.names, self.directory, self.epoch = NAMES, directory, epoch
         self.means, self.lanes = Means(), NO_LANES
         self.engine = self.means.open_engine()
+        # The next case takes its database.
+        weakref.finalize(self, self.engine.close)
         columns = (("id", "id", "Int64", False), ("v", "v", "String", False))
         fields = (("id", "int"), ("v", "string"), ("at", "int"))
         self.stages = stages or program(fields, columns, *between, source="s", topic="s", buckets=buckets)

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engines import fresh_database
 
 from pipelines.key_store.payload import NO_ROW
 from pipelines.lookups.snapshot import Snapshot, snapshot_of
@@ -205,7 +205,7 @@ def test_ranges_of_keys_answer_as_sql_does(engine: Engine, data: st.DataObject, 
     records = pa.table({"k": pa.array([k for k, _ in asked], pa.string()), "v": pa.array([v for _, v in asked], pa.int64())})
     given = Snapshot(spec, snapshot_of(spec, table, engine))
     answer = found(engine, given, [records["k"].combine_chunks()], records["v"].combine_chunks())
-    with duckdb.connect() as oracle:
+    with fresh_database() as oracle:
         oracle.register("records", records.append_column("n", pa.array(np.arange(len(asked)))))
         oracle.register("ranges", table)
         bound = "<=" if includes_end else "<"

@@ -7,13 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engines import stage_engine
+from support.engines import fresh_database, stage_engine
 
 from pipelines.key_store.storage import Storage
 from pipelines.key_store.store import KeyedStore
@@ -226,7 +225,7 @@ def test_the_answer_is_that_of_duckdb_over_the_same_records(seed: int, window: i
     times = np.cumsum(random.integers(0, 5, 300))
     records = [Record(f"k{key}", int(time)) for key, time in zip(random.integers(0, 30, 300), times, strict=True)]
     rows = pa.table({"n": range(300), "key": [r.key for r in records], "time": [r.time for r in records]})
-    with duckdb.connect() as oracle, TemporaryDirectory() as directory:
+    with fresh_database() as oracle, TemporaryDirectory() as directory:
         oracle.register("records", rows)
         expected = [n for (n,) in oracle.execute(ORACLE, {"window": window}).fetchall()]
         assert run(_ENGINE, KeyedStore(Storage.local(Path(directory))), records, window, tuple(5 * cut for cut in cuts)) == expected

@@ -9,12 +9,12 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database
 from support.join_case import LEFT_FIELDS, RIGHT_FIELDS, Answer, Frame, History, JoinCase, Row, model, play, rows_of, side_rows
 
 import pipelines.process.join.outcomes
@@ -142,7 +142,7 @@ def reference(history: History) -> list[tuple[int, int | None, int]]:
     for sequence, frame in enumerate(history.frames, 1):
         for ordinal, (is_right, key) in enumerate(frame.records):
             both[is_right].append((key, at(sequence, ordinal), frame.arrival))
-    with duckdb.connect() as engine:
+    with fresh_database() as engine:
         for name, rows in zip(("lefts", "rights"), both, strict=True):
             engine.execute(f"CREATE TABLE {name} (key BIGINT, position BIGINT, arrival_us BIGINT)")
             if rows:

@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
+from support.engines import fresh_database
 from support.programs import first_of, program
 
 from pipelines.config import parse
@@ -108,7 +108,7 @@ def at(row: dict[str, Any]) -> int:
 
 def by_sql(values: Sequence[Sequence[bytes]]) -> dict[int, tuple[Any, ...]]:
     rows = [(sequence << 20 | ordinal, text.decode()) for sequence, texts in enumerate(values, 1) for ordinal, text in enumerate(texts)]
-    with duckdb.connect() as oracle:
+    with fresh_database() as oracle:
         oracle.register("values", pa.table({"position": [place for place, _ in rows], "text": [text for _, text in rows]}))
         reported = oracle.execute(ORACLE).fetchall()
     return {place: (ended, *((None,) * 3 if ended else row)) for place, ended, *row in reported}

@@ -8,11 +8,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database
 from support.join_case import Row
 from support.timed_join_case import LEFT, RIGHT, Answer, Frame, History, TimedJoinCase, model, play
 
@@ -178,7 +178,7 @@ def reference(history: History) -> list[tuple[int, int | None, int]]:
         for ordinal, (key, time) in enumerate(frame.records):
             if time >= watermark:
                 both[frame.is_right].append((key, at(sequence, ordinal), time))
-    with duckdb.connect() as engine:
+    with fresh_database() as engine:
         for name, rows in zip(("lefts", "rights"), both, strict=True):
             engine.execute(f"CREATE TABLE {name} (key BIGINT, position BIGINT, time_us BIGINT)")
             if rows:

@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database
 
 from pipelines.proof.audit.account import DOUBLED, EXTRA, MISSING, Account, Limits, Offsets, RawFrames, Tallied, compare, dead_letter_faults
 from pipelines.proof.audit.report import AuditReport
@@ -127,7 +127,7 @@ ORACLE = """
 def test_the_verdict_is_that_of_sql(places: dict[str, list[Spot]], data: st.DataObject) -> None:
     process_to, confirmed, newest = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 9)), data.draw(st.integers(6, 9))
     limits = Limits(data.draw(st.integers(0, 6)), process_to, 6, newest)
-    with duckdb.connect(":memory:") as engine:
+    with fresh_database() as engine:
         rows = [{"place": name, "s": s, "o": o} for name, spots in {**places, "raw": SPOTS}.items() for s, o in spots]
         engine.register("spots", pa.Table.from_pylist(rows))
         asked = {"floor": limits.floor, "read_to": 6, "newest": newest, "process_to": process_to, "confirmed": confirmed}

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import duckdb
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import fresh_database
 from support.verification_case import CONFIG, KEYED, of
 
 from pipelines.connectors.sql import filled
@@ -19,7 +19,7 @@ Seen = list[tuple[int, int, bool]]
 
 def copies(seen: Seen, stage: str | None = None, first: int = 0, last: int = 99) -> list[int]:
     """Numbers of the records that are copies; `stage` rejects the last one."""
-    with duckdb.connect(":memory:") as engine:
+    with fresh_database() as engine:
         engine.execute(
             "CREATE TABLE parsed (position UBIGINT, key UHUGEINT, at_us BIGINT, stage VARCHAR, is_past BOOLEAN, is_first BOOLEAN, "
             "then_dropped VARCHAR)"
