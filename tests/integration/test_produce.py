@@ -2,8 +2,10 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -16,7 +18,7 @@ from pipelines.demo.examples import example_file, load_example
 from pipelines.demo.orders import orders
 from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
-from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.readers.kafka import open_topic
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -119,12 +121,26 @@ def test_a_rate_of_zero_is_refused_and_nothing_is_sent(kafka: dict[str, str], to
     assert topic not in AdminClient({**kafka, "log_level": 0}).list_topics(timeout=10).topics
 
 
+def topic_batches(kafka: dict[str, str], topic: str, with_values: bool = False) -> Iterator[pa.Table]:
+    with open_topic({**kafka}, topic) as reader:
+        yield from reader.batches(with_values)
+
+
 def test_the_oracle_reads_every_position_and_value_once(kafka: dict[str, str], topic: str) -> None:
     produce(kafka, topic, Recipe(bad_share=0.01), 12_000, partitions=3)
-    rows = [tuple(row.values()) for batch in topic_batches({**kafka}, topic, with_values=True) for row in batch.to_pylist()]
+    rows = [tuple(row.values()) for batch in topic_batches(kafka, topic, with_values=True) for row in batch.to_pylist()]
     assert sorted(rows, key=lambda row: row[:2]) == sorted(
         ((p, o, value) for p, o, _, value in records_in(kafka, topic)), key=lambda row: row[:2]
     )
+
+
+def test_the_oracle_looks_again_behind_what_it_has_read(kafka: dict[str, str], topic: str) -> None:
+    produce(kafka, topic, Recipe(), 10, partitions=1)
+    with open_topic({**kafka}, topic) as reader:
+        assert [offset for batch in reader.batches() for offset in batch["offset"].to_pylist()] == [*range(10)]
+        first, admin = TopicPartition(topic, 0, 4), AdminClient({**kafka, "log_level": 0})
+        admin.delete_records([first])[first].result(30)
+        assert reader.bounds() == {0: (4, 10)}
 
 
 def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:
@@ -137,13 +153,13 @@ def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, st
             producer.produce(topic, b"%d" % number)
         assert producer.flush(30) == 0
         producer.commit_transaction(30) if is_committed else producer.abort_transaction(30)
-    assert [offset for batch in topic_batches({**kafka}, topic) for offset in batch["offset"].to_pylist()] == [0, 1, 2, 3, 9, 10, 11]
+    assert [offset for batch in topic_batches(kafka, topic) for offset in batch["offset"].to_pylist()] == [0, 1, 2, 3, 9, 10, 11]
 
 
 def test_the_oracle_reads_an_empty_topic_and_no_absent_one(kafka: dict[str, str], topic: str) -> None:
     with pytest.raises(HaltError, match="create the topic"):
-        list(topic_batches({**kafka}, topic))
+        list(topic_batches(kafka, topic))
     ensure_topic(kafka, topic, 2)
     # Its partitions have a leader a moment later.
     patiently = Retrying(retry=retry_if_exception_type(RetryableError), stop=stop_after_delay(30), wait=wait_fixed(0.1), reraise=True)
-    assert patiently(lambda: list(topic_batches({**kafka}, topic))) == []
+    assert patiently(lambda: list(topic_batches(kafka, topic))) == []

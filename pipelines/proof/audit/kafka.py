@@ -10,7 +10,7 @@ from pipelines.connectors.kafka.settings import client_settings
 from pipelines.proof.audit.account import KAFKA_TO_RAW, Numbers
 from pipelines.proof.audit.raw import RawRead
 from pipelines.proof.audit.report import AuditReport
-from pipelines.proof.readers.kafka import is_compacted, offset_bounds, topic_batches
+from pipelines.proof.readers.kafka import TopicReader, is_compacted, open_topic
 from pipelines.proof.report import Kind
 from pipelines.protocol.positions import SourcePartition
 
@@ -23,23 +23,24 @@ class KafkaSide:
 
     def __init__(self, sources: Mapping[str, KafkaSource], examples: int) -> None:
         self._sources, self._examples = sources, examples
-        self.firsts, self._ends = self._look()
-        """The first offset that each partition held then, and its end."""
-
-    def _look(self) -> tuple[dict[SourcePartition, int], dict[SourcePartition, int]]:
-        """Return the first offset of each partition, and its end, as they are now."""
-        bounds = {
-            SourcePartition(source_id, partition): both
-            for source_id, source in self._sources.items()
-            for partition, both in offset_bounds(client_settings(source), source.topic).items()
-        }
-        return {key: first for key, (first, _) in bounds.items()}, {key: end for key, (_, end) in bounds.items()}
+        self.firsts: dict[SourcePartition, int] = {}
+        """The first offset that each partition held then."""
+        self._ends: dict[SourcePartition, int] = {}
+        for source_id, source in self._sources.items():
+            with open_topic(client_settings(source), source.topic) as reader:
+                for partition, (first, end) in reader.bounds().items():
+                    key = SourcePartition(source_id, partition)
+                    self.firsts[key], self._ends[key] = first, end
 
     def compare(self, raw: RawRead, report: AuditReport) -> None:
         """Read the topics, and note in the report where their offsets differ from those on raw."""
-        report.cannot_prove("records in Kafka that ingest has not read", self._read(raw))
-        # What has expired meanwhile is not missing.
-        firsts, _ = self._look()
+        waiting, firsts = 0, dict[SourcePartition, int]()
+        for source_id, source in self._sources.items():
+            with open_topic(client_settings(source), source.topic) as reader:
+                waiting += self._read(raw, source_id, reader)
+                # What has expired meanwhile is not missing.
+                firsts |= {SourcePartition(source_id, partition): first for partition, (first, _) in reader.bounds().items()}
+        report.cannot_prove("records in Kafka that ingest has not read", waiting)
         counts: dict[Kind, int] = dict.fromkeys(("missing", "doubled", "extra"), 0)
         examples: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in counts}
         compacted = 0
@@ -62,14 +63,13 @@ class KafkaSide:
             for key, offsets in sorted(raw.offsets.items())
         }
 
-    def _read(self, raw: RawRead) -> int:
-        """Note Kafka's offsets; return how many records ingest had not read when the audit began."""
+    def _read(self, raw: RawRead, source_id: str, reader: TopicReader) -> int:
+        """Note the offsets of a source; return how many records ingest had not read when the audit began."""
         waiting = 0
-        for source_id, source in self._sources.items():
-            for batch in topic_batches(client_settings(source), source.topic):
-                partitions, all_offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
-                for partition in np.unique(partitions).tolist():
-                    waiting += self._note(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
+        for batch in reader.batches():
+            partitions, all_offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+            for partition in np.unique(partitions).tolist():
+                waiting += self._note(raw, SourcePartition(source_id, partition), all_offsets[partitions == partition])
         return waiting
 
     def _note(self, raw: RawRead, key: SourcePartition, offsets: Numbers) -> int:

@@ -18,17 +18,29 @@ _CONSUME_MESSAGES = 10_000
 Settings = Mapping[str, str | bool | int]
 
 
-def topic_batches(
-    settings: Settings, topic: str, with_values: bool = False, within: Mapping[int, tuple[int, int]] | None = None
-) -> Iterator[pa.Table]:
-    """Yield `partition` and `offset`, and on request `value`, of every committed record of a topic up to its present end, in batches.
+class TopicReader:
+    """A topic and a consumer of its own. Methods raise as `open_topic`."""
 
-    `settings` are librdkafka's, `bootstrap.servers` at least. Offsets may have gaps. `within`: only these partitions, each from one offset
-    to another, both inclusive, as far as Kafka still holds them. Raise RetryableError if Kafka gives nothing for 30 s, HaltError if the
-    topic does not exist.
-    """
-    with _consumer(f"verifying topic {topic}", settings) as consumer:
-        bounds = _bounds(consumer, topic)
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self._consumer, self._topic = consumer, topic
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Return the first offset that each partition holds now, and its end, exclusive."""
+        metadata = self._consumer.list_topics(self._topic, timeout=_QUIET_SECONDS).topics[self._topic]
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        return {
+            partition: self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_QUIET_SECONDS)
+            for partition in metadata.partitions
+        }
+
+    def batches(self, with_values: bool = False, within: Mapping[int, tuple[int, int]] | None = None) -> Iterator[pa.Table]:
+        """Yield `partition` and `offset`, and on request `value`, of every committed record up to the present end, in batches.
+
+        Offsets may have gaps. `within`: only these partitions, each from one offset to another, both inclusive, as far as Kafka still
+        holds them.
+        """
+        bounds = self.bounds()
         if within is not None:
             bounds = {
                 partition: (max(bounds[partition][0], first), min(bounds[partition][1], last + 1))
@@ -36,15 +48,34 @@ def topic_batches(
                 if partition in bounds
             }
         bounds = {partition: (start, end) for partition, (start, end) in bounds.items() if start < end}
-        consumer.assign([TopicPartition(topic, partition, start) for partition, (start, _) in bounds.items()])
-        for messages in _messages(consumer, topic, bounds):
+        self._consumer.assign([TopicPartition(self._topic, partition, start) for partition, (start, _) in bounds.items()])
+        for messages in _messages(self._consumer, self._topic, bounds):
             yield _records(messages, with_values)
 
 
-def offset_bounds(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
-    """Return the first offset that each partition holds now, and its end, exclusive. Raise as `topic_batches`."""
-    with _consumer(f"looking at topic {topic}", settings) as consumer:
-        return _bounds(consumer, topic)
+@contextmanager
+def open_topic(settings: Settings, topic: str) -> Iterator[TopicReader]:
+    """Open a reader of a topic; it is closed at the end. `settings` are librdkafka's, `bootstrap.servers` at least.
+
+    Raise RetryableError if Kafka gives nothing for 30 s, HaltError if the topic does not exist.
+    """
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": f"tallyflow-verify-{uuid4().hex}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
+    try:
+        yield TopicReader(consumer, topic)
+    except KafkaException as error:
+        raise map_error(f"verifying topic {topic}", error) from error
+    finally:
+        consumer.close()
 
 
 def is_compacted(settings: Settings, topic: str) -> bool:
@@ -59,38 +90,6 @@ def is_compacted(settings: Settings, topic: str) -> bool:
     except KafkaException as error:
         raise map_error(f"looking at the settings of topic {topic}", error) from error
     return "compact" in config["cleanup.policy"].value
-
-
-@contextmanager
-def _consumer(doing: str, settings: Settings) -> Iterator[Consumer]:
-    consumer = Consumer(
-        {
-            **settings,
-            "group.id": f"tallyflow-verify-{uuid4().hex}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            "log_level": 0,
-        }
-    )
-    try:
-        yield consumer
-    except KafkaException as error:
-        raise map_error(doing, error) from error
-    finally:
-        consumer.close()
-
-
-def _bounds(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
-    """Return {partition: (first offset, end, exclusive)}."""
-    metadata = consumer.list_topics(topic, timeout=_QUIET_SECONDS).topics[topic]
-    if metadata.error is not None:
-        raise KafkaException(metadata.error)
-    return {
-        partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_QUIET_SECONDS)
-        for partition in metadata.partitions
-    }
 
 
 def _messages(consumer: Consumer, topic: str, bounds: Mapping[int, tuple[int, int]]) -> Iterator[list[Message]]:

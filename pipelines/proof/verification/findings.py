@@ -7,7 +7,7 @@ import duckdb
 from pipelines.config import KafkaSource
 from pipelines.connectors.kafka.settings import client_settings
 from pipelines.connectors.sql import filled
-from pipelines.proof.readers.kafka import topic_batches
+from pipelines.proof.readers.kafka import open_topic
 from pipelines.proof.verification.compared import within
 from pipelines.proof.verification.join import label_of_stage
 from pipelines.proof.verification.reference import run_over
@@ -63,8 +63,10 @@ def find_other_bytes(
         of_source = engine.execute(first_and_last, {**bounds, "source": source.source_id}).fetchall()
         within = {partition: (first, last) for partition, first, last in of_source}
         insert = f'INSERT INTO kafka SELECT {literal(source.source_id)}, "partition", "offset", hash(value) FROM batch'  # noqa: S608
-        for batch in topic_batches(client_settings(source), source.topic, with_values=True, within=within) if within else ():
-            run_over(engine, "batch", batch, insert)
+        if within:
+            with open_topic(client_settings(source), source.topic) as reader:
+                for batch in reader.batches(with_values=True, within=within):
+                    run_over(engine, "batch", batch, insert)
     report.counts["in Kafka"] = _number(engine, "SELECT count(*) FROM kafka")
     faults = filled("reference/other_bytes", **bounds)
     count = _number(engine, f"SELECT count(*) FROM ({faults})")  # noqa: S608
