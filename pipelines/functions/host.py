@@ -139,7 +139,7 @@ os.register_at_fork(after_in_child=_forget_early)
 def _opened(child: Sequence[str]) -> _Opened:
     directory = Path(mkdtemp(prefix="tallyflow-function-"))
     variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    # Neither the order of sets of texts nor the last bits of a sum may differ from process to process, and a lane has one core.
+    # Neither the order of sets of texts nor, by the number of numpy's threads, the last bits of a sum may differ from host to host.
     variables |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1", "TZ": "UTC"}
     command, pipe = [sys.executable, "-s", *child], subprocess.PIPE
