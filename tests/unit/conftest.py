@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from support.files_in_memory import directory_in_memory
 
 from pipelines.testing import ManualClock, MemoryLog
 
@@ -19,17 +20,7 @@ def no_fsync() -> Iterator[None]:
         yield
 
 
-MEMORY = "/dev/shm"
 ROOM_BYTES = 1024 * 1024 * 1024
-
-
-def in_memory() -> str | None:
-    """Where files are in memory. None where that is missing, small or for no programs, as in many containers."""
-    if not os.access(MEMORY, os.W_OK | os.X_OK):
-        return None
-    facts = os.statvfs(MEMORY)
-    is_fit = facts.f_bavail * facts.f_frsize >= ROOM_BYTES and not facts.f_flag & os.ST_NOEXEC
-    return MEMORY if is_fit else None
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +28,10 @@ def memory() -> Iterator[Path]:
     """A directory in memory, if the machine has one, for all temporary files: to write and delete them on a disk took a third of the
     CPU of tests of key stores.
     """
-    with TemporaryDirectory(dir=in_memory(), ignore_cleanup_errors=True) as directory, pytest.MonkeyPatch.context() as patch:
+    with (
+        TemporaryDirectory(dir=directory_in_memory(ROOM_BYTES), ignore_cleanup_errors=True) as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(tempfile, "tempdir", directory)
         yield Path(directory)
 
