@@ -18,7 +18,7 @@ from pipelines.demo.examples import example_file, load_example
 from pipelines.demo.orders import orders
 from pipelines.demo.produce import ensure_topic, produce
 from pipelines.errors import ConfigurationError, HaltError, RetryableError, TallyflowError
-from pipelines.proof.readers.kafka import open_topic
+from pipelines.proof.readers.kafka import TopicReader, open_topic
 from resources.local.stack import LocalStack
 
 pytestmark = pytest.mark.integration
@@ -141,6 +141,24 @@ def test_the_oracle_looks_again_behind_what_it_has_read(kafka: dict[str, str], t
         first, admin = TopicPartition(topic, 0, 4), AdminClient({**kafka, "log_level": 0})
         admin.delete_records([first])[first].result(30)
         assert reader.bounds() == {0: (4, 10)}
+
+
+class OneAtATime(Consumer):
+    """Says where a broker would let the question wait: it answers a connection's requests in turn, and holds a fetch that finds nothing."""
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        assert self.assignment() == [], "a fetch is under way"
+        found: tuple[int, int] = super().get_watermark_offsets(partition, timeout=timeout)
+        return found
+
+
+def test_the_oracle_fetches_nothing_while_it_looks_again(kafka: dict[str, str], topic: str) -> None:
+    produce(kafka, topic, Recipe(), 10, partitions=2)
+    consumer = OneAtATime({**kafka, "group.id": topic, "enable.partition.eof": True, "log_level": 0})
+    reader = TopicReader(consumer, topic)
+    assert sum(batch.num_rows for batch in reader.batches()) == 10
+    assert sum(end for _, end in reader.bounds().values()) == 10
+    consumer.close()
 
 
 def test_the_oracle_skips_offsets_without_a_committed_record(kafka: dict[str, str], topic: str) -> None:

@@ -51,6 +51,8 @@ class TopicReader:
         self._consumer.assign([TopicPartition(self._topic, partition, start) for partition, (start, _) in bounds.items()])
         for messages in _messages(self._consumer, self._topic, bounds):
             yield _records(messages, with_values)
+        # A broker answers a connection's requests in turn: bounds, which may be asked next, would wait for each fetch that finds nothing.
+        self._consumer.unassign()
 
 
 @contextmanager
@@ -67,6 +69,8 @@ def open_topic(settings: Settings, topic: str) -> Iterator[TopicReader]:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
+            # So long an answer without records takes, which tells the end of a partition whose last offset holds none (500 by itself).
+            "fetch.wait.max.ms": 10,
             "log_level": 0,
         }
     )
