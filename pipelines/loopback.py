@@ -102,9 +102,9 @@ class BoundedConnection(H11Protocol):
             self._closing = None
 
 
+# To make it for each answer was a twentieth of the local ClickHouse's time in Python.
 @lru_cache(1)
 def _date(second: int) -> bytes:
-    """To make it for each answer was a twentieth of the local ClickHouse's time in Python."""
     return formatdate(second, usegmt=True).encode()
 
 
