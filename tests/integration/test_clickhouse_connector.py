@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -99,6 +100,18 @@ def test_a_table_is_described_with_its_columns_engine_and_window(clickhouse: Cli
 def test_a_missing_table_is_none(clickhouse: ClickHouse, database: str) -> None:
     assert clickhouse.inspect(database, "t") is None
     assert clickhouse.inspect("no_such_database", "t") is None
+
+
+def test_a_table_that_is_just_being_made_has_all_its_columns(clickhouse: ClickHouse, database: str, running_stack: LocalStack) -> None:
+    """Another runner of the pipeline makes it: what an inspection sees of it is none, or all."""
+    with closing(ClickHouse(sink(running_stack)).connect()) as other, ThreadPoolExecutor(1) as pool:
+        for number in range(30):
+            making = pool.submit(make, other, f"CREATE TABLE {database}.t{number} (id Int64) ENGINE = MergeTree ORDER BY id")
+            seen = None
+            while seen is None:
+                seen = clickhouse.inspect(database, f"t{number}")
+            assert [column.name for column in seen.columns] == ["id"], number
+            making.result()
 
 
 def test_a_table_without_its_own_window_has_the_default(clickhouse: ClickHouse, database: str) -> None:

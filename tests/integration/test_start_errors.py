@@ -208,8 +208,9 @@ def test_a_start_goes_on_when_the_servers_come_up(case: PipelineCase) -> None:
         thread = threading.Thread(target=runner.run, daemon=True)
         thread.start()
         for server in servers:
+            # It may be there by now: the server before was seen as soon as it answered.
+            wait_until(lambda: any(server.name in line.lower() for line in reported), f"word of waiting for {server.name}")  # noqa: B023
             seen = len(reported)
-            wait_until(lambda: len(reported) > seen, f"word of waiting for {server.name}")  # noqa: B023
             server.start()
     finally:
         case.stack.up()

@@ -114,7 +114,8 @@ class ClickHouse:
             name,
             engine,
             definition,
-            self._noted(database, name, columns),
+            # The server looks for columns before it looks for the table: of one that was made in between it found none.
+            self._noted(database, name, columns) if columns else self.columns(database, name),
             *self._dedup_memory(engine, definition),
             is_partitioned=bool(partition_key),
             keeps_rows=_KEEPS_ROWS.fullmatch(engine) is not None and " GROUP BY " not in definition,
